@@ -62,9 +62,6 @@ SMALL = {
 MoE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-LONGROPE = {"rope_type": "longrope", "factor": 16.0, "rope_theta": 1e4}
-LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
-LONGROPE |= {"original_max_position_embeddings": 32}
 WINDOW = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 SIZES_OF_GPT2 = {"vocab_size": 1024, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4}
 CONFIGS = {  # kind: (transformers' config, its arguments)
@@ -76,9 +73,8 @@ CONFIGS = {  # kind: (transformers' config, its arguments)
     "llama": ("Llama", SMALL | UNTIED),
     # biases on every linear layer
     "llama_bias": ("Llama", SMALL | TIED | {"attention_bias": True, "mlp_bias": True}),
-    # RoPE's angles change where a text gets longer than 512, or 32 tokens
+    # RoPE's angles change where a text gets longer than 512 tokens
     "llama_dynamic": ("Llama", SMALL | UNTIED | {"rope_parameters": DYNAMIC}),
-    "llama_longrope": ("Llama", SMALL | UNTIED | {"rope_parameters": LONGROPE}),
     # as Llama, but no token sees further back than 24
     "mistral_window": ("Mistral", SMALL | UNTIED | {"sliding_window": 24}),
     # Llama's names, other norms, and logits squashed by a tanh

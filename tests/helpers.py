@@ -4,7 +4,6 @@ and logs of other trainers."""
 import gzip
 import json
 import re
-import shlex
 from pathlib import Path
 from unittest import mock
 
@@ -76,12 +75,6 @@ def write_lines(file: Path, records: list[dict]) -> Path:
 def example(page: Path, name: str) -> str:
     """The code block of a page that begins with this file's name as a comment."""
     return re.search(rf"```python\n(# {name}\n.*?)```", page.read_text(encoding="utf8"), re.S)[1]
-
-
-def command(page: Path, beginning: str) -> list[str]:
-    """The words after `python train.py` of the page's command that begins so."""
-    line = re.search(rf"^python train.py ({re.escape(beginning)}.*)$", page.read_text(), re.M)[1]
-    return shlex.split(line)
 
 
 def failing(module, names: list[str], error: BaseException, nth: int = 1):

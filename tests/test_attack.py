@@ -7,7 +7,6 @@ it in a way that must not count. results/trust.json has what 22b9273 measured wi
 
 import itertools
 import json
-from string import ascii_lowercase
 
 import pytest
 
@@ -25,21 +24,6 @@ def answer(env: Letters, count) -> str:
     letters = env.task.letters
     value = {c: count(c) for c in letters} if len(letters) > 1 else count(letters[0])
     return f"<answer>{json.dumps(value)}</answer>"
-
-
-def all_letters(env: Letters) -> str:
-    return f"<answer>{json.dumps({c: env.task.text.count(c) for c in ascii_lowercase})}</answer>"
-
-
-def twice_each(env: Letters) -> str:
-    pairs = [f'"{c}": {n}' for c in env.task.letters for n in (0, 1)]
-    return "<answer>{" + ", ".join(pairs) + "}</answer>"
-
-
-def spaces(env: Letters) -> str:
-    """The tally in white space: thinking that looks like none."""
-    tally = [" " * (ord(c) - 96) for c in env.task.text]
-    return "\n".join([*tally, write_reply(env.task, "bare")])
 
 
 # ------------------------------------------------------------------------------------------ letters
@@ -65,12 +49,6 @@ LETTERS = {  # (reply, what it may earn: tier 3 binary, partial, tier 6 binary, 
         lambda env: "".join(answer(env, lambda c, n=n: n) for n in range(10)),
         NOTHING,
     ),
-    "every letter twice": (twice_each, NOTHING),
-    "right, all 26 letters": (all_letters, (0.0, 0.1, 0.0, 0.1)),
-    "right, inside the thinking": (
-        lambda env: f"<think>{write_reply(env.task, 'bare')}</think>",
-        NOTHING,
-    ),
     "right, then wrong": (
         lambda env: write_reply(env.task, "bare") + answer(env, lambda c: 0),
         NOTHING,
@@ -81,7 +59,6 @@ LETTERS = {  # (reply, what it may earn: tier 3 binary, partial, tier 6 binary, 
         lambda env: write_reply(env.task, "derives").replace("think>", "thinking>"),
         NOTHING,
     ),
-    "no-think: tally in white space": (spaces, NOTHING),
 }
 
 
@@ -101,12 +78,6 @@ def test_a_trick_of_letters_earns_no_more_than_it_may(name):
     think = not name.startswith("no-think")
     for (tier, reward), most_here in zip(itertools.product((3, 6), ("binary", "partial")), most):
         assert play_letters(reply, tier, reward, think) <= most_here + 1e-9, (tier, reward)
-
-
-@pytest.mark.parametrize("think", [True, False])
-def test_an_honest_answer_earns_all_however_it_is_laid_out(think):
-    honest = lambda env: "\n" + env.expert_reply().replace(", ", ",\n  ") + "\n"
-    assert play_letters(honest, 6, "binary", think) == 1.0
 
 
 # ----------------------------------------------------------------------------------------- alphabet
@@ -176,11 +147,6 @@ def play_alphabet(reply, think: bool, n: int = 40) -> float:
 def test_a_trick_of_alphabet_earns_no_more_than_it_may(name):
     reply, most = ALPHABET[name]
     assert play_alphabet(reply, not name.startswith("no-think")) <= most
-
-
-@pytest.mark.parametrize("think", [True, False])
-def test_a_sorted_list_earns_all(think):
-    assert play_alphabet(lambda env, turn: "\n" + env.expert_reply() + "\n", think) == 1.0
 
 
 # -------------------------------------------------------------------------------------------- swarm

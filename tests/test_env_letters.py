@@ -2,7 +2,7 @@
 reply cheats it.
 
 The numbers expected here come from the environment's written rules, not from its code: a table of
-the tiers, rewards worked out by hand, and a second checker that reads answers in another way.
+the tiers, and rewards worked out by hand.
 """
 
 import hashlib
@@ -26,7 +26,6 @@ from env_letters import (
     habit_of,
     make_task,
     score_reply,
-    words_between,
     write_reply,
 )
 from settings import DEV_SEEDS, Config, by_size, fill, sft_seeds, task_seeds
@@ -65,26 +64,23 @@ def reward_of(task: Task, reply: str, kind: str = "partial", think: bool = True)
 
 
 @pytest.mark.parametrize("tier", LAW)
-def test_strings_have_the_tier_s_length_and_letters(tier):
-    source, shortest, longest, *_ = LAW[tier]
-    texts = [task.text for task in tasks_of(tier)]
-    lengths = sorted(map(len, texts))
-    assert shortest <= lengths[0] and lengths[-1] <= longest
+def test_strings_and_letters_follow_the_law_and_the_counts_are_right(tier):
+    source, shortest, longest, p_several, fewest, most = LAW[tier]
+    drawn = tasks_of(tier)
+    texts, asked = {task.text for task in drawn}, {len(task.letters) for task in drawn}
+    assert shortest <= min(map(len, texts)) and max(map(len, texts)) <= longest
+    assert len(texts) > (20 if source == "word" else N - 1)  # a tier repeats no few words
     if source == "word":
-        words = SpellChecker(language="en").word_frequency.words()
-        small = filter(re.compile("[a-z]+").fullmatch, words)
-        english = {word for word in small if shortest <= len(word) <= longest}
-        assert set(words_between(shortest, longest)) == english >= set(texts)
-        assert len(set(texts)) > 20  # a tier does not repeat a few words
-    else:  # the whole range of lengths and all letters, evenly
-        edge, spread = 0.05 * (longest - shortest), (longest - shortest) / 12**0.5
-        assert lengths[0] <= shortest + edge and lengths[-1] >= longest - edge
-        assert abs(sum(lengths) / N - (shortest + longest) / 2) < 4 * spread / N**0.5
-        shares = [
-            sum(text.count(c) for text in texts) / sum(lengths) for c in string.ascii_lowercase
-        ]
-        assert all(abs(p - 1 / 26) < 5 * (1 / 26 / sum(lengths)) ** 0.5 for p in shares)
-        assert len(set(texts)) == N
+        assert texts <= set(SpellChecker(language="en").word_frequency.words())
+    for task in drawn:
+        assert len(set(task.letters)) == len(task.letters)
+        assert set(task.letters) <= set(string.ascii_lowercase)
+        assert [len(task.text.split(c)) - 1 for c in task.letters] == list(task.counts)
+    low, high = min(max(2, fewest), 26), min(max(2, most), 26)
+    assert asked - {1} <= set(range(low, high + 1))
+    assert not p_several or {low, high} <= asked  # both ends of the range are drawn
+    share = sum(len(task.letters) > 1 for task in drawn) / N
+    assert abs(share - p_several) <= 4 * (p_several * (1 - p_several) / N) ** 0.5
 
 
 # Of the first 200 tasks. Whoever changes a tier changes every number that was measured on it.
@@ -106,31 +102,6 @@ DIGESTS = {
 def test_the_tasks_of_a_tier_stay_what_they_are(tier):
     drawn = tasks_of(tier, 200)
     assert hashlib.sha256(repr(drawn).encode()).hexdigest()[:12] == DIGESTS[tier]
-
-
-# Words have letters enough on both sides, so the share is the mean of U(0.3, 0.9). Long random
-# strings run out of absent letters: of 26, about 2.5 are missing in 60 draws, none in 450.
-OCCURRING = {1: (0.5, 0.7), 2: (0.5, 0.7), 3: (0.52, 0.68), 4: (0.54, 0.66), 5: (0.52, 0.66)}
-OCCURRING |= {6: (0.7, 0.88), 7: (0.93, 0.995)}
-
-
-@pytest.mark.parametrize("tier", LAW)
-def test_the_letters_follow_the_law_and_their_counts_are_right(tier):
-    *_, p_several, fewest, most = LAW[tier]
-    drawn = tasks_of(tier)
-    for task in drawn:
-        assert len(set(task.letters)) == len(task.letters)
-        assert set(task.letters) <= set(string.ascii_lowercase)
-        assert [len(task.text.split(c)) - 1 for c in task.letters] == list(task.counts)
-    several = {len(task.letters) for task in drawn} - {1}
-    low, high = min(max(2, fewest), 26), min(max(2, most), 26)
-    assert several <= set(range(low, high + 1))
-    assert not p_several or {low, high} <= several  # both ends of the range are drawn
-    share = sum(len(task.letters) > 1 for task in drawn) / N
-    assert abs(share - p_several) <= 4 * (p_several * (1 - p_several) / N) ** 0.5
-    counts = [n for task in drawn for n in task.counts]
-    least, largest = OCCURRING.get(tier, (0.99, 1.0))
-    assert least <= sum(n > 0 for n in counts) / len(counts) <= largest
 
 
 # -------------------------------------------------------------------------------------- determinism
@@ -273,9 +244,6 @@ def test_what_counts_comes_after_the_thinking(task, right, reply, with_thinking,
 # --------------------------------------------------------------------------------- hostile replies
 
 
-# pairs, not a dict: a letter can occur twice
-
-
 def test_the_longest_honest_answer_is_accepted():
     task = next(task for task in tasks_of(10, 20) if len(task.letters) == 26)
     body = json.dumps(dict(zip(task.letters, task.counts)), indent=2)  # pretty-printed, so longer
@@ -319,22 +287,7 @@ def test_habit_reads_the_thinking_and_nothing_else(reply, habit):
     assert habit_of(reply) == habit
 
 
-# ---------------------------------------------------------------------------- arguments and script
-
-
-@pytest.mark.parametrize(
-    "flag, arguments",
-    [
-        ("--difficulty", (0, "binary", True, "states")),
-        ("--difficulty", (11, "binary", True, "states")),
-        ("--difficulty", (2.5, "partial", True, "bare")),
-        ("--reward", (6, "Binary", True, "states")),
-        ("--sft-style", (6, "binary", True, "cot")),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, arguments):
-    with pytest.raises(ValueError, match=f"^{flag} .*; choose one of them$"):
-        Letters(*arguments)
+# -------------------------------------------------------------------------------------- the script
 
 
 def run_bare(file: Path) -> str:
@@ -365,25 +318,23 @@ def test_the_script_survives_another_reward(new, tmp_path):
     assert fork.read_text() != source and run_bare(fork).count("'reward': ") == 6
 
 
-def overlap(tier: int) -> tuple[int, int]:
-    """How many development tasks have a text that a default run trained on; and with the same
-    letters asked for."""
-    cfg = Config(difficulty=tier)
-    check(cfg)
-    fill(cfg, by_size(1e6, "letters"))
-    by_rl = [seed for update in range(cfg.updates) for seed in task_seeds(cfg, update)]
-    tasks = lambda seeds: [make_task(random.Random(seed), tier) for seed in seeds]
-    both = lambda task: (task.text, frozenset(task.letters))
-    trained = set(map(both, tasks([*by_rl, *sft_seeds(cfg)])))
-    development = tasks(range(DEV_SEEDS, DEV_SEEDS + cfg.eval_n))
-    known = [task for task in development if task.text in dict(trained)]
-    return len(known), sum(both(task) in trained for task in known)
-
-
-def test_how_many_development_words_were_trained_on_is_what_the_page_says():
+def test_no_development_task_was_trained_on_and_the_page_counts_the_words_that_were():
+    """A default run: a word may come again, never with the same letters asked for."""
     page = " ".join((ROOT / "docs" / "letters.md").read_text().split())
-    found = {tier: overlap(tier) for tier in range(1, 7)}
-    assert f"it does in {found[5][0]} of tier 5's 256" in page
+    known = {}
+    for tier in range(1, 7):
+        cfg = Config(difficulty=tier)
+        check(cfg)
+        fill(cfg, by_size(1e6, "letters"))
+        seeds = [seed for update in range(cfg.updates) for seed in task_seeds(cfg, update)]
+        pairs = lambda seeds, tier=tier: [
+            (task.text, frozenset(task.letters))
+            for task in (make_task(random.Random(seed), tier) for seed in seeds)
+        ]
+        trained = pairs([*seeds, *sft_seeds(cfg)])
+        development = pairs(range(DEV_SEEDS, DEV_SEEDS + cfg.eval_n))
+        known[tier] = sum(text in dict(trained) for text, _ in development)
+        assert not set(trained) & set(development)
+    assert f"it does in {known[5]} of tier 5's 256" in page
     assert "five or fewer of each tier below, and never with the same letters" in page
-    assert max(found[tier][0] for tier in range(1, 5)) == 5 and found[6] == (0, 0)
-    assert not any(whole for _, whole in found.values())
+    assert max(known[tier] for tier in range(1, 5)) == 5 and known[6] == 0

@@ -2,7 +2,8 @@
 test_swarm_tools.py), no reply breaks it, and the same seed and replies give the same episode.
 
 Expected numbers are worked out here by hand or by other code, from the written rules and not from
-the environment's.
+the environment's. What a rule does not fix, the bots' and the scenarios' dice, is held by a digest
+of whole games.
 """
 
 import hashlib
@@ -13,24 +14,22 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from bookkeeping.refusals import check
 from env_swarm import PAYOFFS, STYLES, Swarm, play
+from made_up import played
 from settings import DEV_SEEDS, Config, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import tools as act
-from swarm.bots import EXTREMES, draw_scenario, draw_tasks, exploits, finish_step, tenths
-from swarm.economy import ME, end_step, open_economy
+from swarm.bots import draw_scenario, draw_tasks, exploits, finish_step
+from swarm.economy import ME, end_step
 from swarm.tools import Refused, wrap_call, write_call
 from swarm.view import observe, view
-from test_swarm_tools import VERSIONS, WORK, check_books, economy, mean, scenario, sigmoid
+from test_swarm_tools import VERSIONS, check_books, economy, mean, scenario, sigmoid
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")
@@ -56,41 +55,26 @@ def call(env: Swarm, tool: str, **arguments) -> str:
     return env.log[-1].result
 
 
-# ------------------------------------------------------------------------------------- determinism
+# --------------------------------------------------------------------------------- what stays as is
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("style", ["expert", "random"])
-def test_same_seed_and_replies_give_the_same_observations_and_score(version, style):
-    one, two = Swarm("hard", version, style=style), Swarm("hard", version)
-    two.reset(99)  # what was played before must not matter
-    two.step("nothing")
-    assert one.reset(5) == two.reset(5)
-    for _ in range(25):
-        reply = one.expert_reply()
-        assert one.step(reply) == two.step(reply)
-    assert one.score() == two.score() and one.step(reply) == ([], True)
+GAMES = {"0.2": "e2ed0f7b3ae9", "0.1": "e590a2476769"}
 
 
-def test_the_model_acts_then_the_bots_then_the_governance(monkeypatch):
-    seen = []
-    now = lambda e, bot: (e.step, bot.name, len(e.posts), round(e.members[ME].reputation, 6))
-    honest = lambda e, bot, rng: seen.append(now(e, bot))
-    monkeypatch.setitem(swarm_bots.BOTS, "honest", honest)
-    env = episode(decay=0.9)
-    call(env, "post", content="news")
-    call(env, "post", content="news")
-    first, second = [(1, "bot_2", 1, 52.0), (1, "bot_1", 1, 52.0)], 48.8  # 52 * 0.9 + 2
-    assert seen == [*first, (2, "bot_1", 2, second), (2, "bot_2", 2, second)]
-
-
-@pytest.mark.parametrize("version, shared", [("0.2", False), ("0.1", True)])
-def test_each_bot_has_its_own_dice_in_v02_and_shares_them_in_v01(version, shared):
-    env = Swarm("medium", version)
-    env.reset(1)
-    dice = [m.rng for m in env.economy.members.values() if m.name != ME]
-    assert (len({id(d) for d in dice}) == 1) is shared
-    assert len({d.random() for d in dice}) == len(dice)  # and none repeats another
+@pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
+def test_the_published_scenarios_and_games_stay_what_they_are(version, n):
+    """Whoever changes a scenario, a rule or a bot changes every number that was measured."""
+    told = []
+    for level in LEVELS:
+        drawn = [
+            draw_scenario(seed, level, version)
+            for seed in (*range(n), *range(DEV_SEEDS, DEV_SEEDS + n))
+        ]
+        told += [(scenario, draw_tasks(scenario)) for scenario in drawn]
+        for seed, style in ((seed, style) for seed in range(5) for style in ("expert", "random")):
+            score, messages = played(Swarm(level, version, style=style), DEV_SEEDS + seed)
+            told.append((messages, [f"{value:.6f}" for value in score.values()]))
+    assert hashlib.sha256(repr(told).encode()).hexdigest()[:12] == GAMES[version]
 
 
 # ------------------------------------------------------------------------------------------ errors
@@ -262,28 +246,6 @@ def test_where_thinking_is_not_allowed_nothing_may_be_said_before_the_call(befor
 
 
 @pytest.mark.parametrize(
-    "version, text, length, relevance",
-    [
-        # difficulty 0.5, so the scale of the length is 80 + 60; four of the five terms
-        ("0.2", "Review of the water budget for the city, done with care, part by part.", 70, 0.8),
-        ("0.2", "x" * 80, 60, 0.0),  # repetition is no work
-        ("0.2", "health " * 100, 60, 0.2),
-        ("0.1", "x" * 80, 80, None),  # can be gamed: any 80 characters score as well as can be
-        ("0.1", WORK, 80, None),
-        ("0.1", "x" * 40, 40, None),
-    ],
-)
-def test_scores_of_submissions(version, text, length, relevance):
-    if version == "0.1":
-        quality = 0.5 * length / 80 + 0.5 * (0.8 if length == 80 else 0.3)
-    else:
-        effort = sigmoid((length - 30) / 20)
-        quality = 0.25 * (1 - math.exp(-length / 140)) + 0.25 * effort + 0.5 * relevance
-    task = "review the water budget for city health"
-    assert eco.content_quality(text, version, 0.5, task) == pytest.approx(quality)
-
-
-@pytest.mark.parametrize(
     "version, rate, resources, average, expected",
     [
         ("0.1", 0.1, 500, 100, 0.1),
@@ -389,86 +351,6 @@ def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
     for distance in (-2, -1, 0, 1, 6):
         share = mean(exploits("0.2", rng, 5 + distance, 5) for _ in range(4000))
         assert share == pytest.approx(0.7 * sigmoid(2 * distance), abs=0.032)
-    drawn = [economy(dice=f"turning {seed}").members["bot_1"].turning for seed in range(100)]
-    assert set(drawn) == {3, 4, 5, 6, 7, 8}
-
-
-@pytest.mark.parametrize("version, poorest", [("0.2", 35), ("0.1", 45)])
-def test_what_a_deceptive_bot_demands_and_of_whom(version, poorest):
-    demands = set()
-    for seed in range(600):
-        e = economy(version, bots=("deceptive", "honest"), dice=f"deceive {seed}")
-        e.members[ME].reputation = 45.0 if seed % 2 else 35.0
-        bot = e.members["bot_1"]
-        bot.interactions = 12
-        swarm_bots.BOTS["deceptive"](e, bot, bot.rng)
-        made = [(-p.transfer, e.members[p.receiver].reputation) for p in e.proposals.values()]
-        demands |= {(asks, reputation) for asks, reputation in made if asks > 0}
-    amounts, reputations = map(set, zip(*demands))
-    low, high = (15, 15) if version == "0.1" else (5, 20)
-    assert low <= min(amounts) <= low + 1 and high - 1 <= max(amounts) <= high
-    assert min(reputations) == poorest
-
-
-@pytest.mark.parametrize(
-    "kind, gives, activity, low, high",
-    [
-        ("honest", 0, 0, 0.7, 1.0),
-        ("honest", -10, 0, 0.0, 0.3),
-        ("opportunistic", 0, 0, 0.0, 0.4),
-        ("opportunistic", 0, 6, 0.6, 1.0),  # it likes the socially active
-        ("deceptive", 0, 0, 0.3, 1.0),
-        ("deceptive", -1, 0, 0.0, 0.0),
-    ],
-)
-def test_honest_bots_accept_most_offers_and_opportunistic_ones_like_the_active(
-    kind, gives, activity, low, high
-):
-    accepted = []
-    for seed in range(300):
-        e = economy(bots=(kind, "honest"), dice=f"accept {seed}")
-        e.members[ME].activity = activity
-        act.propose_trade(e, ME, "bot_1", "fair data for the whole team to use", gives)
-        while "prop_1" in e.proposals:
-            swarm_bots.BOTS[kind](e, e.members["bot_1"], e.members["bot_1"].rng)
-        accepted.append(e.interactions[-1].accepted)
-    assert low <= mean(accepted) <= high
-
-
-@pytest.mark.parametrize(
-    "kind, bounties, low, high",
-    [("honest", {10, 20, 30}, 0.7, 1.0), ("opportunistic", {30}, 0.0, 0.6)],
-)
-def test_honest_bots_work_well_and_opportunistic_ones_take_the_best_bounties(
-    kind, bounties, low, high
-):
-    taken, p = set(), []
-    for seed in range(40):
-        text = "review the water budget for city health"
-        tasks = [eco.Task(f"task_{pays}", text, 5, pays, 25) for pays in (10, 30, 20)]
-        e = open_economy(scenario(bots=(kind,), dice=f"work {seed}"), [tasks, [], [], [], []])
-        while not e.interactions:
-            finish_step(e)
-            taken |= {task.bounty for task in e.tasks.values() if task.holder}
-        p.append(e.interactions[0].p)
-    assert taken == bounties and low < mean(p) < high
-
-
-@pytest.mark.parametrize("votes", [1, 2])
-def test_opportunists_vote_only_where_two_others_have(votes):
-    e = economy(bots=("opportunistic", "honest", "honest", "honest"))
-    act.post(e, "bot_2", "news")
-    for voter in ("bot_3", "bot_4")[:votes]:
-        act.vote(e, voter, "post_1", "up")
-    for seed in range(200):
-        swarm_bots.opportunistic(e, e.members["bot_1"], random.Random(seed))
-    assert ("bot_1" in e.posts["post_1"].votes) == (votes == 2)
-
-
-@given(st.floats(0, 1000))
-@example(0.8999999999999999)
-def test_a_bot_offers_no_more_than_it_has(resources):
-    assert resources - 0.11 < tenths(resources) <= resources
 
 
 # --------------------------------------------------------------------------------------- scenarios
@@ -481,7 +363,7 @@ def test_seeds_wrap_around_within_a_block_and_blocks_differ(version, n):
     assert len({draw(block * 10**9 + i).dice for block in (0, 1, 2) for i in range(n)}) == 3 * n
     tasks = lambda seed: [t.text for epoch in draw_tasks(draw(seed)) for t in epoch]
     assert tasks(0) != tasks(DEV_SEEDS) and tasks(0) != tasks(1)
-    with pytest.raises(ValueError, match=f"--eval-n {n + 1}: .* {n} "):
+    with pytest.raises(ValueError, match=f"--eval-n {n + 1}: there are not so many"):
         check(Config(env="swarm", set=[f"version={version}"], eval_n=n + 1))
 
 
@@ -495,48 +377,7 @@ def test_every_run_trains_on_all_scenarios_in_an_order_of_its_own(version, n):
         orders += [met[:n], met[n:]]  # a second pass has another order
     assert all(sorted(numbers) == list(range(n)) for numbers in orders)
     assert orders[0] == list(range(n))  # the runs of seed 0 stay what they were
-    shared = [len({*a[:80]} & {*b[:80]}) for a, b in combinations(orders[::2], 2)]
-    assert max(shared) < 60 * 200 / n  # 13 of 80 by chance (v0.1: 32), and not 80
-
-
-def test_the_published_development_scenarios_stay_what_they_are():
-    drawn = [draw_scenario(DEV_SEEDS + i, "medium", "0.2") for i in range(500)]
-    digest = hashlib.sha256(repr(drawn).encode()).hexdigest()
-    assert digest.startswith("00c4956245d92c43"), "the published tables are of other scenarios"
-
-
-def test_shares_and_ranges_of_the_scenarios():
-    seeds = [block * 10**9 + i for block in range(4) for i in range(500)]
-    drawn = {level: [draw_scenario(s, level, "0.2") for s in seeds] for level in LEVELS}
-    everything = [s for scenarios in drawn.values() for s in scenarios]
-    kinds = Counter(s.kind for s in everything)
-    assert set(kinds) == {"normal", *EXTREMES} and min(kinds.values()) > 30
-    assert mean(s.kind != "normal" for s in everything) == pytest.approx(0.05, abs=0.0112)
-    assert mean(s.shift is not None for s in everything) == pytest.approx(0.10, abs=0.0154)
-    for s in everything:
-        assert 50 <= s.resources <= 150 and 5 <= s.threshold <= 20 and 0.5 <= s.bounty <= 2.0
-        assert 0.97 <= s.decay <= 1.0 and 0 <= s.tax <= 0.15 and 0 <= s.audit <= 0.3
-        assert len(s.bots) == 4 and (s.kind[:4] != "all " or set(s.bots) == {s.kind[4:]})
-        assert not s.shift or s.shift[0] in (2, 3, 4) and s.shift[2] != getattr(s, s.shift[1])
-    normal = [[s for s in drawn[level] if s.kind == "normal"] for level in LEVELS]
-    deceptive = [{s.bots.count("deceptive") for s in scenarios} for scenarios in normal]
-    assert deceptive == [{0}, {0, 1}, {2, 3}]
-    for name in ("tax", "audit", "threshold", "decay", "bounty", "resources", "scale"):
-        means = [mean(getattr(s, name) for s in drawn[level]) for level in LEVELS]
-        assert means == sorted(means, reverse=name not in ("tax", "audit", "threshold"))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(25))
-def test_tasks_are_numbered_have_five_terms_and_scale_with_the_scenario(version, seed):
-    s = draw_scenario(seed, "easy", version)
-    epochs, scale = draw_tasks(s), s.scale if version == "0.2" else 1
-    flat = [(e, task) for e, tasks in enumerate(epochs) for task in tasks]
-    assert {len(tasks) for tasks in epochs} <= {1, round(2 * scale), round(3 * scale)}
-    for number, (e, task) in enumerate(flat, start=1):
-        assert (task.id, task.deadline) == (f"task_{number}", min(5 * (e + 2), 25))
-        assert len(set(task.text.split()) - eco.SMALL_WORDS) == 5 and 1 <= task.level <= 10
-        assert -1 <= task.bounty / s.bounty - 5 - 1.5 * task.level <= 6
+    assert len({tuple(numbers[:80]) for numbers in orders}) == len(orders)
 
 
 # --------------------------------------------------------------------------------- reward and score
@@ -648,84 +489,29 @@ def test_the_expert_never_errs_and_the_players_earn_what_they_should(difficulty,
 # ------------------------------------------------------------------------------------ observations
 
 
-def rows(text: str) -> Counter:
+def rows(text: str) -> set[str]:
     """The lines about a task, an offer, a post or a rule, without what may change in them."""
     lines = re.findall(r"^(?:- .*: |# now ).*", text, re.M)
-    return Counter(
-        re.sub(r" yours(?=:)|, votes -?\d+|, reputation \d+", "", line) for line in lines
-    )
-
-
-LATEST = [r"resources ([\d.]+)", r"^# step .*reputation ([\d.]+)", r"^# more open tasks: (\d+)"]
-LATEST += [rf"^# bots: .*bot_{i}([^,\n]*)" for i in range(1, 5)]
+    return {re.sub(r" yours(?=:)|, votes -?\d+|, reputation \d+", "", line) for line in lines}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("style", ["expert", "random", "idle", "tuned"])
 def test_all_of_the_view_can_be_read_off_the_messages_so_far(version, style):
-    """Each thing is described once; what there is now is listed every time; numbers hold until
-    another is told. The view names no kinds of bots, and is all that a player sees."""
+    """And the view, which is all that a player sees, names no kinds of bots."""
     for seed in range(6):
         env = Swarm(LEVELS[seed % 3], version, style=style)
-        now, done = env.reset(seed)[0]["content"], False
-        told = now
+        told, done = env.reset(seed)[0]["content"], False
         while not done:
             seen = view(env.economy)
             assert env.seen == seen and not re.search("honest|opportun|decept", json.dumps(seen))
             whole = observe(seen, "", "")  # as if nothing had been told before
-            assert rows(whole).keys() <= rows(told).keys() and max(rows(told).values()) <= 2
-            votes = [rf"^- {post['id']}\b[^:\n]*, votes (-?\d+)" for post in seen["feed"]]
-            for pattern in LATEST + votes:
-                wanted, latest = (re.findall(pattern, text, re.M)[-1:] for text in (whole, told))
-                assert wanted == latest or not wanted and latest in (["0"], [" active"]), pattern
-            for listed in (
-                r"^- (?:task|prop)_\d+(?: yours)?",
-                r"^# you(?:r pending.*|.* can only pass)$",
-            ):
-                assert re.findall(listed, now, re.M) == re.findall(listed, whole, re.M)
-            for event in (text.partition(": ")[2] for text in seen["events"]):
-                assert f"# {event.replace('a rule has changed:', 'now')}\n" in told + "\n"
+            assert rows(whole) <= rows(told)
             messages, done = env.step(env.expert_reply())
-            now = messages[0]["content"] if messages else ""
-            told += "\n" + now
+            told += "".join("\n" + message["content"] for message in messages)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_view_tells_mine_from_others_and_in_v02_what_became_of_my_offers(version, quiet):
-    env = offers(episode(version))
-    act.reject_proposal(env.economy, "bot_1", "prop_2")
-    act.propose_trade(env.economy, ME, "bot_2", "fair data", 2.0)
-    seen, v02 = view(env.economy), version == "0.2"
-    assert [p["id"] for p in seen["incoming"]] == ["prop_1"]
-    yours = {t["id"]: t["yours"] for t in seen["tasks"]}
-    assert "task_2" not in yours and yours["task_1"] and not yours["task_3"]
-    feed = [(p["id"], p["author"], p["votes"], p["voted"]) for p in seen["feed"]]
-    assert feed == [("post_1", "bot_1", -1, True), ("post_2", ME, 0, False)]
-    later = [len(seen["pending"]), len(seen["events"]), seen["bots"][0]["proposed"]]
-    assert later == [v02, v02, v02]
-    (message,), _ = env.step(write_call("claim_task", {"task_id": "task_3"}))
-    assert ("# hint: claimed 1, submitted 0" in message["content"]) == v02
-
-
-# ----------------------------------------------------------------------- arguments and command line
-
-
-@pytest.mark.parametrize(
-    "flag, arguments",
-    [
-        ("--difficulty", {"difficulty": "brutal"}),
-        ("--set version=", {"version": "0.3"}),
-        ("--sft-style", {"style": "wizard"}),
-        ("--set payoff=", {"payoff": -1.0}),
-        ("--set floor_penalty=", {"floor_penalty": float("nan")}),
-        ("--set reputation=", {"reputation": float("inf")}),
-        ("--set error_penalty=", {"error_penalty": -0.1}),
-        ("--set payoff_scale=", {"payoff_scale": "theirs"}),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, arguments):
-    with pytest.raises(ValueError, match=rf"^{flag}[^\n]*$"):
-        Swarm(**arguments)
+# ------------------------------------------------------------------------------- the command line
 
 
 def cli(*arguments: str, said: str = "") -> str:
@@ -748,12 +534,3 @@ def test_the_command_line_plays_and_evaluates():
     assert re.search(
         r"reward +\d\.\d+ \[\d\.\d+, \d\.\d+\], n=4", cli("--evaluate", "random", "--n", "4")
     )
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["--play wizard", "--evaluate human", "--difficulty 9", "--n 0", "--speed 3"],
-)
-def test_the_command_line_refuses_in_one_sentence(arguments):
-    said = cli(*arguments.split())
-    assert said.count("\n") == 1 and arguments.split()[0] in said

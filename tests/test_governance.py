@@ -22,7 +22,6 @@ from swarm.governance import (
     measures,
     over,
     proxy,
-    social,
     thrash,
     v_hat,
 )
@@ -44,12 +43,6 @@ def test_the_proxy_by_hand():
     assert v_hat(1, 0, 0, 1, 1) == pytest.approx(0.9)
 
 
-def test_the_worth_of_a_deal_by_hand():
-    # p = 0.7: S = 1.4 - 0.3 = 1.1, E = 0.6
-    assert social(0.7) == pytest.approx(0.5)
-    assert social(0.6) == pytest.approx(0) and social(1) == 2 and social(0) == -3
-
-
 # ------------------------------------------------------------------------- the measures
 def test_the_measures_by_hand():
     deals = [deal(0.9), deal(0.7), deal(0.4), deal(0.3, False), deal(0.6, False)]
@@ -59,6 +52,7 @@ def test_the_measures_by_hand():
     assert soft["tail"] == pytest.approx(0.6) and hard["tail"] == 1
     assert soft["quality_gap"] == pytest.approx(2 / 3 - 0.45)
     assert hard["quality_gap"] == pytest.approx(2 / 3 - 1 / 2)
+    # a deal is worth 5p - 3 to everybody
     assert soft["welfare"] == pytest.approx(1.5 + 0.5 - 1.0)
     assert hard["welfare"] == pytest.approx(2 + 2 - 3)
     empty = measures([])  # nothing to average is NaN, and not 0
@@ -117,14 +111,6 @@ def test_kalman_by_hand():
     assert gov.expect(steady, 0.1, 0.02) == pytest.approx(0.6)  # its record speaks
 
 
-@pytest.mark.parametrize("truth", [0.45, 0.55, 0.7])
-def test_soft_thrashes_less_than_hard_on_an_agent_that_does_not_change(truth):
-    noise = 0.15 * np.random.default_rng(0).standard_normal(400)
-    readings = np.clip(truth + noise, 0, 1)
-    hard, soft = (thrash(decisions(gate, readings, 0.15**2)) for gate in ("hard", "soft"))
-    assert soft < hard and hard > 0.1
-
-
 def test_the_other_gates():
     accepted = lambda *how, **more: [d.accepted for d in decisions(*how, **more)]
     assert accepted("open", [0.0, 1.0]) == [True, True]
@@ -138,7 +124,7 @@ def test_the_other_gates():
 
 
 # ------------------------------------------------------------------------- collusion
-def named(rng, ring=(), share=0.5, steps=75, better=0.0, alpha=0.01):
+def named(rng, ring=(), share=0.5, steps=75, better=0.0):
     """The pairs named among eight agents who take partners at random, a ring with this share."""
     quality = [[[] for _ in range(8)] for _ in range(8)]
     for i in range(8):
@@ -148,17 +134,10 @@ def named(rng, ring=(), share=0.5, steps=75, better=0.0, alpha=0.01):
                 j = int(rng.choice([k for k in ring if k != i]))
             p = 0.5 + 0.01 * i + 0.1 * rng.standard_normal() + better * (i in ring and j in ring)
             quality[i][j].append(p)
-    return gov.colluding(quality, steps / 7 * (1 - np.eye(8)), alpha)
+    return gov.colluding(quality, steps / 7 * (1 - np.eye(8)))
 
 
-def test_honest_agents_are_seldom_named():
-    rng = np.random.default_rng(0)
-    alarms = sum(bool(named(rng, steps=40)) for _ in range(200))
-    assert alarms <= 8  # 2 are meant at alpha = 0.01; more than 8 has a chance of 0.0002
-    assert sum(bool(named(rng, steps=40, alpha=0.5)) for _ in range(60)) > 6
-
-
-@pytest.mark.parametrize("ring", [(1, 4), (0, 3, 6)])
+@pytest.mark.parametrize("ring", [(), (1, 4), (0, 3, 6)])
 def test_a_ring_is_named_and_nobody_else(ring):
     pairs = [(i, j) for i in ring for j in ring if i < j]
     assert named(np.random.default_rng(1), ring) == pairs
@@ -258,13 +237,11 @@ def test_it_stops_when_settled_and_not_before():
 
 # ------------------------------------------------------------------------- the command
 def test_the_command_prints_one_table_and_saves_every_seed(tmp_path, monkeypatch, capsys):
-    two = {name: STACKS[name] for name in ("open", "fast + slow tier")}
-    monkeypatch.setattr(gov, "STACKS", two)
+    monkeypatch.setattr(gov, "STACKS", {name: STACKS[name] for name in ("open", "soft")})
     monkeypatch.setattr(gov, "SHARES", (0, 3))
     gov.main(seeds=2, save=str(tmp_path / "g.json"), plot=str(tmp_path / "g.png"))
     told = capsys.readouterr().out.splitlines()
     assert [line[:30].split()[-1] for line in told[1:5]] == ["0.0%", "37.5%"] * 2
-    saved = json.loads((tmp_path / "g.json").read_text())["arms"]["fast + slow tier"]["shares"]["3"]
-    again = Run(STACKS["fast + slow tier"], 3, 1).numbers()
-    assert {key: row[1] for key, row in saved.items()} == again
+    saved = json.loads((tmp_path / "g.json").read_text())["arms"]["soft"]["shares"]["3"]
+    assert {key: row[1] for key, row in saved.items()} == Run(STACKS["soft"], 3, 1).numbers()
     assert (tmp_path / "g.png").stat().st_size > 5000

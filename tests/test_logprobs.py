@@ -125,9 +125,6 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
         assert sum(n for n, _ in seen) == 7
     else:
         assert [shape for shape in seen if shape in ((1, 9), (1, 14))] == [(1, 9), (1, 14)]
-        replies = sum(n for n, _ in seen) - 3  # without the three prompts, run once
-        # A reply of one token is run only in company.
-        assert replies == 5 if piece == 1 else 5 <= replies <= 7
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -136,7 +133,7 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     [
         ("qwen3", 4), ("qwen3", 0), ("pico", 4), ("llama", 0), ("llama_bias", 0),
         ("llama_dynamic", 0), ("qwen2", 4), ("qwen2_window", 0), ("mistral_window", 4),
-        ("gemma2", 4), ("gpt2", 0), ("granite", 4), ("llama_longrope", 0), ("lfm2", 0),
+        ("gemma2", 4), ("gpt2", 0), ("granite", 4), ("lfm2", 0),
     ],
 )  # fmt: skip
 def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_rank, temperature):
@@ -156,42 +153,6 @@ def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_
     assert (plain - fast).abs().max() < 1e-4
     assert (plain_entropies - fast_entropies).abs().max() < 1e-3
     assert_close(plain_gradients, fast_gradients)
-
-
-@pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("gemma2", 0)])
-def test_gradients_flow_through_plain_entropies(load, gradients, assert_close, kind, lora_rank):
-    policy = load(kind, lora_rank, awake=True)
-    ids, mask, lengths = three_groups()
-    before = plain_logprobs(policy, ids, mask, 0.7)[1]
-    before.sum().backward()
-    ours = gradients(policy)
-    policy.model.zero_grad()
-    choice = lambda row: policy.model(input_ids=row[None]).logits[0, :-1] / 0.7  # logits
-    entropy = lambda row: torch.distributions.Categorical(logits=choice(row)).entropy()
-    rows = [entropy(row[:n]) for row, n in zip(ids, lengths)]
-    torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)]).sum().backward()
-    assert_close(ours, gradients(policy))
-    with torch.no_grad():  # an entropy bonus does what it says
-        for name, p in policy.trainable().items():
-            p.add_(1e-4 * ours[name])
-        assert plain_logprobs(policy, ids, mask, 0.7)[1].sum() > before.sum()
-
-
-def test_prompts_are_not_shared_where_transformers_checkpoints_or_little_is_saved(
-    load, monkeypatch
-):
-    policy = load("qwen3", 4)
-    seen, pieces = [], logprobs.pieces
-    monkeypatch.setattr(logprobs, "pieces", lambda *given: seen.append(given) or pieces(*given))
-    groups = lambda rows: (seen.clear(), token_logprobs(policy, ids[rows], mask[rows]), len(seen))[
-        -1
-    ]
-    ids, mask, _ = three_groups()
-    assert groups(list(range(7))) == 3
-    assert groups([1, 4, 5]) == 1  # three prompts: nothing is saved
-    policy.lm.gradient_checkpointing_enable()
-    policy.model.train()
-    assert groups(list(range(7))) == 1
 
 
 @pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])

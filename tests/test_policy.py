@@ -13,9 +13,9 @@ import torch
 from bookkeeping import pretrained
 from fast import machine as plan
 from fast.logprobs import logit_scale, token_logprobs
-from fast.machine import checkpoint_activations, choose_model, here, out_of_memory
+from fast.machine import checkpoint_activations, choose_model, out_of_memory
 from helpers import assert_one_sentence, random_rows, write_folder
-from policy import PICO, PICO_SWARM, PlainSampler, load_policy, pick_device
+from policy import PICO, PICO_SWARM, load_policy, pick_device
 from steps import assert_close, gradients, snapshot
 
 MASK = torch.ones(2, 9, dtype=torch.bool)
@@ -57,20 +57,17 @@ def test_training_with_lora_leaves_the_base_bit_identical(load):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_learning_frees_the_gradients_and_checkpointing_changes_none(load, lora_rank):
+def test_checkpointing_runs_layers_again_and_learning_frees_what_it_needed(load, lora_rank):
     policy, found, runs = load("qwen3", lora_rank, awake=True), [], []
     logit_scale(policy.lm)  # runs the model, once
-    layer = policy.lm.model.layers[0]
-    layer.mlp.register_forward_pre_hook(lambda module, _: runs.append(module.training))
-    for expected in ([False], [True] * 2):  # with checkpointing, again in the backward pass
+    policy.lm.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+    for times in (1, 2):
         with pytest.raises(KeyboardInterrupt), policy.learning():
             loss_of(policy).backward()
             found.append(gradients(policy))
             raise KeyboardInterrupt
-        assert runs == expected
-        assert not policy.model.training and not any(gradients(policy)[n].any() for n in found[0])
-        PlainSampler(policy).sample([[5, 6, 7]], 1, 2, 1.0, [[(0,)]])
-        assert True not in runs[len(expected) :]
+        assert sum(runs) == times and not policy.model.training
+        assert not any(gradient.any() for gradient in gradients(policy).values())
         checkpoint_activations(policy)
         runs.clear()
     assert_close(*found)
@@ -79,11 +76,9 @@ def test_learning_frees_the_gradients_and_checkpointing_changes_none(load, lora_
 def test_checkpointing_refuses_a_model_with_dropout(load):
     policy = load("qwen3")
     policy.lm.config.attention_dropout = 0.1
-    for one in (policy, load("gpt2")):
-        with pytest.raises(ValueError, match="this model has dropout") as error:
-            checkpoint_activations(one)
-        assert_one_sentence(error)
-        assert not one.checkpointing
+    with pytest.raises(ValueError, match="this model has dropout"):
+        checkpoint_activations(policy)
+    assert not policy.checkpointing
 
 
 # --------------------------------------------------------------------------------------- loading
@@ -194,13 +189,10 @@ def test_without_card_or_hub_auto_takes_what_is_there_and_a_named_model_is_taken
     taken = [choose_model("auto", env)[0] for env in ("letters", "swarm")]
     assert taken == [str(PICO), str(PICO_SWARM)]
     card(79.1, hub=lambda model: model == SIX)
-    path, why, _ = choose_model("auto", asked={})
-    assert path == SIX and why.startswith(f"{SIX}: the choice")
+    assert choose_model("auto", asked={})[0] == SIX
+    assert choose_model("auto", "letters", "cpu", {})[0] == str(PICO)
     card(79.1, hub=lambda model: False)
-    path, why, fits = choose_model("auto", asked={})
-    assert path == str(PICO) and " and can be reached, so" in why and not fits
-    path, why, _ = choose_model("auto", "letters", "cpu", {})
-    assert path == str(PICO) and why.startswith("a CPU was asked for")
+    assert choose_model("auto", asked={})[::2] == (str(PICO), {})
     card(39.4)
     cure = "by the plan it does not fit 39 GB of GPU memory: it fits with --gradient-checkpointing"
     assert choose_model(B16, "letters", "auto", {}) == (B16, f"model {B16}, as asked; {cure}", {})
@@ -214,24 +206,9 @@ def test_without_card_or_hub_auto_takes_what_is_there_and_a_named_model_is_taken
         choose_model(B16, asked={"async_rollouts": 1})
 
 
-def placed(device: str, n_parameters: float = 0.6e9, engine: str = "auto") -> str:
-    """The line that a run prints of the machine, for a policy that is said to be there."""
-    lm = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]))
-    there = SimpleNamespace(device=torch.device(device), lm=lm, n_parameters=n_parameters)
-    cfg = SimpleNamespace(device="auto", engine=engine, plain=False, lora_rank=32)
-    return here(cfg, there)
-
-
-def test_device_format_and_engine_are_said_in_one_line_with_the_reason(card, monkeypatch):
-    card(14.6, (7, 5), vllm=True)
-    why = "(vLLM needs bfloat16)"
-    assert (
-        placed("cuda") == f"here: a card with 15 GB of GPU memory, float32, our own sampler {why}"
-    )
-    with pytest.raises(ValueError, match="--engine vllm: this card has no bfloat16"):
-        placed("cuda", engine="vllm")
-    card(23.6, (8, 6), vllm=True)
-    assert placed("cuda").endswith("vLLM is installed)") and pick_device("auto", 0.9e6) == "cuda"
+def test_a_card_is_chosen_by_itself_or_by_its_number(card, monkeypatch):
+    card(23.6)
+    assert pick_device("auto", 0.9e6) == "cuda"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1") == "cuda:1"
     with pytest.raises(SystemExit, match="--device cuda:2: torch finds none here"):

@@ -3,20 +3,15 @@ for every architecture, whatever the batch; it stops where it must; it samples f
 the last sync and never edits them.
 """
 
-import sys
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fast import machine
-from fast.ahead import make_sampler
-from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, folded, make_decoder
+from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder
 from policy import PlainSampler, Policy, draw, load_policy
-from settings import Config
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
@@ -66,28 +61,6 @@ def test_logprobs_equal_a_plain_forward_pass(load, naive_logprobs, kind, tempera
 # ----------------------------------------------------------------------------------------- decoders
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_may_end_in_any_order(load, seed):
-    """The logits stay those of the plain decoder, whatever the prompts' lengths."""
-    policy, rng = load("qwen3", lora_rank=4, awake=True), np.random.default_rng(seed)
-    prompts, copies, room, n = [rng.integers(1, 250, n).tolist() for n in (9, 4, 12)], 5, 24, 15
-    ids = torch.tensor([[0] * (12 - len(p)) + p for p in prompts])
-    given = ids, torch.tensor([12 - len(p) for p in prompts]), copies, room
-    fast, plain = FastDecoder(policy), PlainDecoder(policy)
-    with torch.inference_mode():
-        assert (fast.prefill(*given) - plain.prefill(*given)).abs().max() < 1e-4
-        full = sum(cache.nbytes for cache in fast.caches)
-        for _ in range(room):
-            said = torch.tensor(rng.integers(1, 250, n))
-            assert (fast.run(said[:, None]) - plain.run(said[:, None])).abs().max() < 1e-4
-            live = torch.nonzero(torch.tensor(rng.random(n) > 0.2))[:, 0]
-            if len(live):
-                fast.select(live)
-                plain.select(live)
-                n = len(live)
-    assert n < 5 and sum(cache.nbytes for cache in fast.caches) == full * n // 15, "given back"
-
-
 def deep(small):
     """The small one's architecture with 36 layers in bfloat16: what rounding does to a 4B."""
     sizes = small.lm.config.to_dict() | {
@@ -109,28 +82,17 @@ def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind):
     assert decoder.why.startswith("fast decoder: its log-probs are 0.")
 
 
-def forget_norm(decoder):
-    w = decoder.layers[0]
-    w["norm2"] = torch.ones_like(w["norm2"]) * 1.5
-
-
-def turn_wrongly(decoder):
-    n = decoder.layers[0]["qkv"][0]
-    n[:8] = n[:8].flip(0)
-
-
-@pytest.mark.parametrize("wrong", [forget_norm, turn_wrongly])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(
-    load, monkeypatch, kind, wrong
+    load, monkeypatch, kind
 ):
     sync = FastDecoder.sync
 
-    def mistaken(self):
+    def forget_norm(self):
         sync(self)
-        wrong(self)
+        self.layers[0]["norm2"] = torch.full_like(self.layers[0]["norm2"], 1.5)
 
-    monkeypatch.setattr(FastDecoder, "sync", mistaken)
+    monkeypatch.setattr(FastDecoder, "sync", forget_norm)
     decoder = make_decoder(deep(load(kind)))
     assert isinstance(decoder, PlainDecoder), decoder.why
     assert "nats from the model's, rounding alone 0." in decoder.why
@@ -147,32 +109,6 @@ def test_a_window_longer_than_the_test_prompt_is_not_overlooked(load, naive_logp
     prompts = random_prompts(40)
     groups = TorchSampler(policy).sample(prompts, 1, 8, 1.0, grid(1, 1))
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, 1.0)
-
-
-@pytest.mark.parametrize("kind", ["pico", "qwen2", "llama", "gpt2"])
-def test_greedy_is_what_generate_gives(load, kind):
-    policy = load(kind)
-    prompts = random_prompts(2, 30, 11, 17)
-    ours = TorchSampler(policy).sample(prompts, 1, 24, 0, grid(4, 1))
-    for prompt, (sample,) in zip(prompts, ours):
-        ids = torch.tensor([prompt])
-        theirs = policy.lm.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24
-        )
-        assert sample.token_ids == theirs[0, len(prompt) :].tolist()
-
-
-def test_a_prompt_is_prefilled_once_however_many_samples_it_gets(tiny):
-    sampler = TorchSampler(endless(tiny))
-    prefill, shapes = sampler.decoder.prefill, []
-
-    def spy(ids, *rest):
-        shapes.append(tuple(ids.shape))
-        return prefill(ids, *rest)
-
-    sampler.decoder.prefill = spy
-    sampler.sample(random_prompts(7, 7), 8, 3, 1.0, grid(2, 8))
-    assert shapes == [(2, 7)]
 
 
 # --------------------------------------------------------------------------- same seed, same sample
@@ -237,77 +173,6 @@ def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperat
         assert len({len(a.token_ids) for a in plain}) > 3
 
 
-class FakeVllm:
-    """Stands in for vLLM's LLM: keeps its options, its requests' seeds, and how often it slept."""
-
-    made = None
-
-    def __init__(self, **options):
-        FakeVllm.made = self
-        self.options, self.seeds, self.slept = options, [], 0
-        self.model_config = SimpleNamespace(max_model_len=512)
-
-    collective_rpc = wake_up = lambda self, *_, **__: None
-    reset_prefix_cache = lambda self: True
-
-    def sleep(self, level):
-        self.slept += 1
-
-    def enqueue(self, prompts, params, **_):
-        self.seeds += [p.seed for p in params]
-
-    def wait_for_completion(self, *_, **__):
-        logprobs = SimpleNamespace(token_ids=[5], logprobs=[-1.0])
-        reply = SimpleNamespace(token_ids=[5], logprobs=logprobs)
-        return [SimpleNamespace(outputs=[reply])] * len(self.seeds)
-
-
-# Of a run: what make_sampler reads.
-settings_of = partial(Config, env="letters", max_tokens=64, engine="vllm")
-
-
-@pytest.fixture
-def fake_vllm(monkeypatch):
-    """A machine with a card and an installed vLLM, so they say."""
-    vllm = SimpleNamespace(
-        LLM=FakeVllm,
-        SamplingParams=lambda **how: SimpleNamespace(**how),
-        RequestOutput=None,
-        __spec__=object(),
-    )
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # nothing really asks the card
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-
-
-@pytest.mark.parametrize("seeds", [True, False])
-@pytest.mark.parametrize("sleep", [True, False])
-def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
-    on_card = replace(tiny, device=torch.device("cuda"))
-    sampler = make_sampler(settings_of(vllm_seeds=seeds, vllm_sleep=sleep), on_card)
-    options = FakeVllm.made.options
-    assert options["enable_sleep_mode"] == sleep and options["dtype"] == "bfloat16"
-    sampler.sample([[1, 2]], 2, 1, 1.0, grid(1, 2))
-    assert (len(set(FakeVllm.made.seeds)) == 2) == seeds
-    assert (FakeVllm.made.seeds == [None, None]) == (not seeds)
-    with sampler.asleep():
-        assert FakeVllm.made.slept == sleep and sampler.awake == (not sleep)
-    assert sampler.awake
-    sampler.close()
-
-
-def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32_which_its_lora_does_not_have(
-    tiny, fake_vllm, monkeypatch
-):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    on_card = replace(tiny, device=torch.device("cuda"))
-    make_sampler(settings_of(lora_rank=0), on_card).close()
-    assert FakeVllm.made.options["dtype"] == "float32"
-    why = "this card has no bfloat16, and vLLM has no LoRA in float32; take --engine torch"
-    with pytest.raises(ValueError, match=f"--engine vllm: {why}"):
-        make_sampler(settings_of(lora_rank=32), on_card)
-
-
 # ----------------------------------------------------------------------------------- where it stops
 
 
@@ -340,40 +205,11 @@ def test_a_reply_ends_with_the_first_stop_token_and_includes_it(tiny, decoder, t
 # --------------------------------------------------------------------------------------------- draw
 
 
-def chi_square_excess(tokens: np.ndarray, probabilities: np.ndarray) -> float:
-    """How many standard deviations the counts' chi-square statistic lies above its mean.
-
-    Rare tokens are pooled.
-    """
-    expected = probabilities * len(tokens)  # [V]
-    counts = np.bincount(tokens, minlength=len(expected))  # [V]
-    common = expected >= 10
-    expected = np.append(expected[common], expected[~common].sum())
-    counts = np.append(counts[common], counts[~common].sum())
-    assert len(expected) > 15  # premise: there is a distribution to compare
-    freedom = len(expected) - 1
-    return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_draw_follows_the_models_distribution(tiny, temperature):
-    with torch.no_grad():
-        logits = tiny.model(input_ids=torch.tensor(random_prompts(10))).logits[0, -1]  # [V]
-    n = 5000
-    drawn = [np.random.default_rng((0, seed)).random() for seed in range(n)]
-    uniform = torch.tensor(drawn).float()  # [n]
-    tokens, logprobs = draw(logits.expand(n, -1), uniform, temperature)  # [n], [n]
-    p = (logits.double() / temperature).softmax(-1)  # [V]
-    assert torch.allclose(logprobs, p[tokens].log().float(), atol=1e-4)
-    assert abs(chi_square_excess(tokens.numpy(), p.numpy())) < 4
-    wrong = (logits.double() / (1.5 * temperature)).softmax(-1)
-    assert chi_square_excess(tokens.numpy(), wrong.numpy()) > 20  # the test has teeth
-
-
-def test_draw_is_the_inverse_cdf():
-    logits = torch.tensor([0.2, 0.5, 0.0, 0.3]).log()  # cdf 0.2 0.7 0.7 1.0
+def test_draw_is_the_inverse_cdf(temperature):
+    logits = temperature * torch.tensor([0.2, 0.5, 0.0, 0.3]).log()  # cdf 0.2 0.7 0.7 1.0
     uniform = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 1 - 2**-24])
-    tokens, logprobs = draw(logits.expand(6, -1), uniform, 1.0)
+    tokens, logprobs = draw(logits.expand(6, -1), uniform, temperature)
     assert tokens.tolist() == [0, 0, 1, 1, 3, 3]
     assert torch.allclose(logprobs.exp(), torch.tensor([0.2, 0.2, 0.5, 0.5, 0.3, 0.3]))
 
@@ -417,107 +253,29 @@ def test_old_weights_until_sync_and_new_ones_after(load, naive_logprobs, stir, l
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, new, 1.0)
 
 
-def test_folding_again_and_again_does_not_drift(load):
-    policy = load("qwen3", lora_rank=4, awake=True)
-    layer = policy.lm.model.layers[0].self_attn.q_proj
-    decoder = FastDecoder(policy)
-    once = decoder.layers[0]["qkv"][0].clone()
-    for _ in range(30):
-        decoder.sync()
-    assert torch.equal(decoder.layers[0]["qkv"][0], once)
-    x = torch.randn(3, layer.in_features)  # [3, in]
-    assert torch.allclose(x @ folded(layer).T, layer(x), atol=1e-5)
-    assert not torch.allclose(folded(layer), layer.base_layer.weight, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", FAST)
-def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_whole(load, kind):
-    """Rows of very different lengths; a new part may be longer than another row's whole."""
-    policy = load(kind, lora_rank=4, awake=True)
-    decoder, rng = FastDecoder(policy), np.random.default_rng(3)
-    prompts = [rng.integers(1, 1000, n).tolist() for n in (9, 30, 31, 80, 64)]
-    known = [4, 29, 10, 30, 63]  # tokens of each that have been read before
-
-    def padded(rows):
-        P = max(map(len, rows))
-        ids = torch.tensor([[0] * (P - len(r)) + r for r in rows])
-        return ids, torch.tensor([P - len(r) for r in rows]), 1, 3
-
-    with torch.inference_mode():
-        whole = decoder.prefill(*padded(prompts))
-        whole = torch.cat([whole, decoder.run(whole.argmax(-1)[:, None])])
-        decoder.prefill(*padded([p[:n] for p, n in zip(prompts, known)]))
-        caches = [decoder.take(row) for row in range(5)]
-        assert [{kept.shape[2] for kept in cache} for cache in caches] == [{n} for n in known]
-        part = decoder.prefill(*padded(prompts), caches)
-        part = torch.cat([part, decoder.run(part.argmax(-1)[:, None])])
-    assert caches == [[]] * 5  # given back
-    assert (whole - part).abs().max() < 1e-4 and whole.abs().max() > 1
-
-
-def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(load):
-    base = load("pico", lora_rank=4)
-    sampler = TorchSampler(with_stops(base, range(0, 1024, 20)))  # one token in twenty
-    prompt = list(range(5, 25))
-    seeds = [[(0, i) for i in range(6)]]
-    assert all(s.cache is None for s in sampler.sample([prompt], 6, 12, 1.0, seeds)[0])
-    kept = sampler.sample([prompt], 6, 12, 1.0, seeds, keep=True)[0]
-    assert {s.finished for s in kept} == {True, False}, "choose another prompt"
-    for s in kept:
-        assert (s.cache is not None) == s.finished
-        read = len(prompt) + len(s.token_ids) - 1
-        assert s.cache is None or {layer.shape[2] for layer in s.cache} == {read}
-
-
 @pytest.mark.parametrize("k, room", [(1, 3), (4, 8), (4, 5)])
-def test_out_of_memory_is_answered_in_smaller_batches_with_the_same_samples(
+def test_out_of_memory_costs_the_kept_caches_and_then_rows_and_changes_no_sample(
     load, monkeypatch, k, room
 ):
-    policy = load("pico", lora_rank=0)
-    prompts = [[1 + i] * (2 + i) for i in range(7)]
-    seeds = [[(5, g, i) for i in range(k)] for g in range(7)]
-    calm, poor = TorchSampler(policy), TorchSampler(policy)
+    policy = with_stops(load("pico"), range(0, 1024, 20))
+    prompts, seeds = random_prompts(*range(2, 9)), grid(7, k)
+    calm, poor, tried = TorchSampler(policy), TorchSampler(policy), []
     expected = calm.sample(prompts, k, 6, 1.0, seeds)
-    batch, rows = poor._batch, []
-
-    def little_memory(prompts, k, *rest):
-        rows.append(len(prompts) * k)
-        if rows[-1] > room:
-            raise torch.OutOfMemoryError("pretended")
-        return batch(prompts, k, *rest)
-
-    monkeypatch.setattr(poor, "_batch", little_memory)
-    got = poor.sample(prompts, k, 6, 1.0, seeds)
-    tokens = lambda groups: [[s.token_ids for s in group] for group in groups]
-    assert tokens(got) == tokens(expected)
-    assert max(rows) > room and poor.max_rows <= room  # it has learnt how much fits
-    tried = len(rows)
-    poor.sample(prompts, k, 6, 1.0, seeds)
-    assert max(rows[tried:]) <= room
-
-
-def test_out_of_memory_first_costs_the_kept_caches_and_then_rows(load, monkeypatch):
-    sampler = TorchSampler(with_stops(load("pico"), range(1024)))
-    prompts, seeds = random_prompts(*range(4, 12)), grid(8, 1)
-    first = [s for (s,) in sampler.sample(prompts, 1, 30, 1.0, seeds, keep=True)]
-    batch, tried = sampler._batch, []
+    batch = poor._batch
 
     def little_memory(prompts, k, n, temperature, seeds, known, keep):
-        tried.append((len(prompts), any(known), keep))
-        if len(tried) < 3:
+        tried.append((len(prompts) * k, keep))
+        if keep or len(prompts) * k > room:
             raise torch.OutOfMemoryError("pretended")
         return batch(prompts, k, n, temperature, seeds, known, keep)
 
-    monkeypatch.setattr(sampler, "_batch", little_memory)
-    longer = [p + s.token_ids + [5] for p, s in zip(prompts, first)]
-    caches = [s.cache for s in first]
-    second = sampler.sample(longer, 1, 4, 1.0, seeds, caches, keep=True)
-    assert tried == [(8, True, True), (8, False, False), (4, False, False), (4, False, False)]
-    assert caches == [[]] * 8 and all(s.cache is None for (s,) in second)
-    sampler.sample(longer, 1, 4, 1.0, seeds, keep=True)
-    assert tried[-1] == (4, False, False)  # it has learnt that these are too long to be kept …
-    sampler.sample(prompts, 1, 4, 1.0, seeds, keep=True)
-    assert tried[-1] == (4, False, True)  # … and shorter ones are not
+    monkeypatch.setattr(poor, "_batch", little_memory)
+    for _ in range(2):
+        got = poor.sample(prompts, k, 6, 1.0, seeds, keep=True)
+        for a, b in zip(sum(got, []), sum(expected, [])):
+            assert (a.token_ids, a.cache) == (b.token_ids, None)
+    assert tried[:2] == [(7 * k, True), (7 * k, False)]
+    assert max(tried[len(tried) // 2 :]) <= (room, False)  # it has learnt how much fits
 
 
 def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):

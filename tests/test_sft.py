@@ -35,15 +35,6 @@ def step_nothing(policy, episodes, micro_tokens: int = HUGE) -> dict[str, float]
     return sft_step(policy, optimizer, episodes, micro_tokens)
 
 
-def test_an_expert_that_fails_stops_the_run_and_is_not_learnt_from(tiny):
-    class Fails(Letters):
-        def step(self, reply):
-            raise ValueError("no such move")
-
-    with pytest.raises(ValueError, match="the expert's episode of task 2 failed: no such move"):
-        expert_episode(tiny, Fails(2, "binary", True, "states"), 2)
-
-
 @pytest.mark.parametrize("micro_tokens", [HUGE, 250, 1])
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_loss_and_gradient_are_those_of_the_naive_mean(load, episodes, lora_rank, micro_tokens):

@@ -4,9 +4,9 @@ Expected numbers are worked out here by hand, from the written rules.
 """
 
 import inspect
-import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,13 +77,6 @@ def test_tool_schemas_are_what_a_call_is_held_to():
                     read_call(write_call(name, good | bad), "0.2")
 
 
-def test_a_call_is_written_as_it_stands_in_demonstrations():
-    arguments = {"post_id": "post_1", "content": 'a "b" \u00e9 \u4e2d'}
-    written = json.dumps({"name": "reply", "arguments": arguments}, ensure_ascii=False)
-    expected = f"<think>\nhm\n</think>\n<tool_call>\n{written}\n</tool_call>"
-    assert write_call("reply", arguments, "hm") == expected
-
-
 @pytest.mark.parametrize(
     "text, shown",
     [
@@ -100,13 +93,21 @@ def test_texts_are_shown_short_and_in_one_line(text, shown):
 
 # ---------------------------------------------------------------------------- what each tool does
 
+SIXTY = 0.25 * (1 - math.exp(-60 / 140)) + 0.25 * sigmoid(30 / 20)
+
 
 @pytest.mark.parametrize(
     "version, text, quality",
     [
+        # the task's level is 5, so the scale of the length is 80 + 60
         ("0.2", WORK, 0.25 * (1 - math.exp(-132 / 140)) + 0.25 * sigmoid(102 / 20) + 0.5),
         ("0.2", "no", 0.25 * (1 - math.exp(-2 / 140)) + 0.25 * sigmoid(-28 / 20)),
+        # repetition is no work: as 60 letters, with none or one of the task's five words
+        ("0.2", "x" * 80, SIXTY),
+        ("0.2", "health " * 100, SIXTY + 0.1),
         ("0.1", WORK, 0.9),
+        ("0.1", "x" * 80, 0.9),  # can be gamed: any 80 letters score as well as can be
+        ("0.1", "x" * 40, 0.5 * 40 / 80 + 0.5 * 0.3),
     ],
 )
 def test_a_submission_pays_and_moves_reputation(version, text, quality):
@@ -122,53 +123,45 @@ def test_a_submission_pays_and_moves_reputation(version, text, quality):
 
 
 @pytest.mark.parametrize("name", [ME, "bot_1"])
-def test_audits_fine_half_the_bounty_with_probability_risk_times_one_minus_p(name):
-    fined = []
-    for seed in range(1500):
-        e = economy(audit=0.4, dice=f"audit {seed}")
-        act.claim_task(e, name, "task_1")
-        act.submit_work(e, name, "task_1", WORK)
-        p, member = e.interactions[-1].p, e.members[name]
-        fined.append(member.books["fine"] < 0)
-        if fined[-1]:
-            assert member.books["fine"] == -10
-            assert member.reputation == pytest.approx(50 + (p - 0.5) * 5 - 3)
-        told = any("audit" in text for _, text in e.events)
-        assert told == (fined[-1] and name == ME)  # the model is told of its own alone
-    risk = 0.4 * (1 - p)
-    assert abs(mean(fined) - risk) < 4 * (risk * (1 - risk) / len(fined)) ** 0.5
+@pytest.mark.parametrize(
+    "dice, fined", [((0.39, 0.21), True), ((0.39, 0.22), False), ((0.41, 0.0), False)]
+)
+def test_audits_fine_half_the_bounty_with_probability_risk_times_one_minus_p(name, dice, fined):
+    e = economy(audit=0.4)
+    e.audit_rng = SimpleNamespace(random=iter(dice).__next__)
+    act.claim_task(e, name, "task_1")
+    act.submit_work(e, name, "task_1", WORK)
+    p, member = e.interactions[-1].p, e.members[name]
+    assert 0.21 < 1 - p < 0.22  # premise: the second die is just below, or just above it
+    assert member.books["fine"] == (-10 if fined else 0)
+    assert member.reputation == pytest.approx(50 + (p - 0.5) * 5 - 3 * fined)
+    told = any("audit" in text for _, text in e.events)
+    assert told == (fined and name == ME)  # the model is told of its own alone
 
 
 QUALITY = 0.5 * (1 - math.exp(-50 / 80)) + 0.5 * sigmoid(1)  # of 50 characters without a task
 
 
 @pytest.mark.parametrize(
+    "version, tax, quality", [("0.2", 0.0, QUALITY), ("0.1", 0.1, 0.5 * 50 / 80 + 0.5 * 0.3)]
+)
+@pytest.mark.parametrize(
     "transfer, fairness", [(0, 1.0), (3, 0.4), (-3, 0.4), (5, 0.0), (-15, -1.0), (80, -1.0)]
 )
-def test_a_trade_moves_the_transfer_and_pays_both_sides(transfer, fairness):
-    e = economy()
+def test_a_trade_moves_the_transfer_and_pays_both_sides(version, tax, quality, transfer, fairness):
+    """An income is taxed, a received transfer too; a loss is not, nor is what one gives."""
+    e = economy(version, tax=tax)
     me, bot = e.members[ME], e.members["bot_1"]
     bot.reputation = 70
     act.propose_trade(e, "bot_1", ME, "x" * 50, transfer)
     act.accept_proposal(e, ME, "prop_1")
-    p = sigmoid(2 * (0.3 * (2 * QUALITY - 1) + 0.2 * 0.4 + 0.5 * fairness))
-    surplus = 5 * (2 * p - 1)
-    assert me.resources == pytest.approx(100 + transfer + surplus)
-    assert bot.resources == pytest.approx(100 - transfer + surplus)
+    p = sigmoid(2 * (0.3 * (2 * quality - 1) + 0.2 * 0.4 + 0.5 * fairness))
+    net = lambda change: change * (1 - tax) if change > 0 else change
+    surplus = net(5 * (2 * p - 1))
+    assert me.resources == pytest.approx(100 + net(transfer) + surplus)
+    assert bot.resources == pytest.approx(100 + net(-transfer) + surplus)
     assert bot.reputation == pytest.approx(70 + (p - 0.5) * (5 + abs(transfer)))
     assert (me.reputation, me.interactions, bot.interactions) == (50, 1, 1)
-    check_books(e)
-
-
-@pytest.mark.parametrize("transfer", [3, -3])
-def test_a_received_transfer_is_taxed_and_a_given_one_is_not(transfer):
-    e = economy("0.1", tax=0.1)
-    act.propose_trade(e, "bot_1", ME, "x" * 50, transfer)
-    act.accept_proposal(e, ME, "prop_1")
-    taker, giver = (ME, "bot_1") if transfer > 0 else ("bot_1", ME)
-    on_gain = 0.1 * 5 * (2 * e.interactions[-1].p - 1)  # which both have
-    taxes = [e.members[name].books["tax"] for name in (taker, giver)]
-    assert taxes == pytest.approx([-on_gain - 0.3, -on_gain]) and on_gain > 0
     check_books(e)
 
 

@@ -6,10 +6,8 @@ their own, as a user would start them.
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -87,13 +85,8 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
         assert (whole / name).stat().st_size > 0, name
     summary = read(whole / "summary.json")
     for stage in ("before", "after_sft", "final"):
-        found = summary["eval"]["tier 2"][stage]
-        for name in ("exact", "reward", "format"):
-            mean = found[name]
-            assert mean["n"] == 4 and 0 <= mean["low"] <= mean["mean"] <= mean["high"] <= 1
-    assert (summary["trained"], summary["env"], summary["seed"]) == ("tier 2", "letters", 0)
-    assert summary["gain"].keys() >= {"mean", "low", "high"}
-    assert summary["tokens"]["sampled"] > 0 and summary["tokens"]["trained"] > 0
+        mean = summary["eval"]["tier 2"][stage]["exact"]
+        assert mean["n"] == 4 and 0 <= mean["low"] <= mean["mean"] <= mean["high"] <= 1
     assert {"commit", "environment_code", "peak_rss_gb"} <= summary["machine"].keys()
     metrics = lines(whole / "metrics.jsonl")
     assert [line["update"] for line in metrics] == [1, 2, 3]
@@ -111,16 +104,12 @@ def test_saved_episodes_are_whole_groups_with_a_number_for_every_sampled_token(w
     episodes, moved = lines(whole / "episodes.jsonl"), []
     assert {e["stage"] for e in episodes} >= {"", "before", "after_sft", "final"}
     for e in episodes:
-        mine = [part for part in e["segments"] if part["role"] == "policy"]
-        assert sum(len(part["tokens"]) for part in mine) == e["reply_tokens"]
-        assert all(len(part["tokens"]) == len(part["logprobs"]) for part in mine)
-        total = sum(sum(part["logprobs"]) for part in mine)
-        assert total == pytest.approx(e["logprob"], abs=0.01)
-        assert "".join(mine[-1]["tokens"]).startswith(e["messages"][-1]["content"])
-        if e["source"] == "rollout":
-            moved += [abs(ratio - 1) for part in mine for ratio in part["ratios"]]
-        else:
-            assert e["advantage"] is None and all(part["ratios"] is None for part in mine)
+        (mine,) = [part for part in e["segments"] if part["role"] == "policy"]
+        assert len(mine["tokens"]) == len(mine["logprobs"]) == e["reply_tokens"]
+        assert sum(mine["logprobs"]) == pytest.approx(e["logprob"], abs=0.01)
+        assert "".join(mine["tokens"]).startswith(e["messages"][-1]["content"])
+        assert (e["advantage"] is None) == (mine["ratios"] is None) == (e["source"] == "eval")
+        moved += [abs(ratio - 1) for ratio in mine["ratios"] or ()]
     trained = [e for e in episodes if e["source"] == "rollout"]
     for group in (trained[i : i + 3] for i in range(0, len(trained), 3)):
         assert [e["member"] for e in group] == [0, 1, 2] and len({e["seed"] for e in group}) == 1
@@ -362,14 +351,6 @@ def test_an_environment_of_ones_own_can_have_levels_and_climb_them(tmp_path):
     assert levels == ["short"] * 5 + ["long"]
     found = {e["tasks"]: e["trained"] for e in lines(folder / "evals.jsonl")}
     assert found == {"Echo, level short": False, "Echo, level long": True}
-    file.write_text(LEVELLED.replace('("format", 0.0)', '("exact", 0.0)'))
-    wrong = run(*words, "--runs", tmp_path)
-    assert "promote is ('exact', 0.0); it is a measure" in wrong.stderr
-    # An edited environment is not refused, but its run says for ever that it was edited.
-    file.write_text(LEVELLED.replace("1.0}", "0.5}"))
-    assert run("--resume", folder, "--env", f"{file}:Echo", "--updates", 7).returncode == 0
-    summary = read(folder / "summary.json")
-    assert "edited" in summary["warnings"] and " then " in summary["machine"]["environment_code"]
 
 
 @pytest.mark.parametrize("most, updates", [(400, 6), (5, 5)])
@@ -471,13 +452,6 @@ def test_a_batch_is_as_old_as_it_was_asked_ahead(ahead, name, ages, importance):
     assert read(ahead / name / "config.json")["importance"] == importance
 
 
-def test_ahead_as_well_the_samples_depend_on_the_seed_and_the_weights_alone(ahead):
-    one, two = ([sampled(ahead / name, done) for done in (1, 2, 3)] for name in ("one", "two"))
-    assert one[:2] == two[:2] and one[0]  # by the weights after SFT, all of them
-    assert one[2] != two[2]  # by other weights, on the same tasks
-    assert [row[0] for row in one[2]] == [row[0] for row in two[2]]
-
-
 def test_resume_goes_on_ahead_with_tasks_that_were_not_seen_before(ahead):
     one, longer = (timeless(ahead / name / "metrics.jsonl") for name in ("one", "longer"))
     assert longer[:3] == one and [line["update"] for line in longer] == [1, 2, 3, 4, 5]
@@ -497,34 +471,3 @@ def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_al
     assert done.returncode == 0, done.stderr[-3000:]
     levels = [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")]
     assert levels == [1] * 7 + [2] * 7 + [3]
-
-
-def alive(group: int) -> bool:
-    """Does anybody still run in a process group? A dead process that nobody has asked about: no."""
-    return subprocess.run(["pgrep", "-g", str(group), "-r", "R,S,D"]).returncode == 0
-
-
-def test_ctrl_c_stops_a_run_ahead_cleanly_and_leaves_nobody_behind(tmp_path):
-    flags = [*AHEAD, "--updates", "10000", "--async-rollouts", "2", "--runs", tmp_path]
-    words = [sys.executable, "train.py", *flags, "--name", "cut"]
-    folder = tmp_path / "cut"
-    with open(tmp_path / "said", "w") as out:
-        whole_group = {"stdout": out, "stderr": out, "start_new_session": True}
-        player = subprocess.Popen(words, cwd=ROOT, env=ENV, **whole_group)
-    try:
-        while not (folder / "metrics.jsonl").exists() and player.poll() is None:
-            time.sleep(0.1)
-        os.killpg(player.pid, signal.SIGINT)  # as a terminal does: to all of them
-        assert player.wait(600) == 1
-        text = (tmp_path / "said").read_text()
-        assert f"go on with: python train.py --resume {folder}" in text
-        assert "Traceback" not in text, text[-3000:]
-        patience = time.monotonic() + 120
-        while alive(player.pid) and time.monotonic() < patience:
-            time.sleep(0.1)
-        assert not alive(player.pid)
-        state = read(folder / "checkpoint" / "state.json")
-        assert state["update"] == len(lines(folder / "metrics.jsonl")) >= 1
-    finally:
-        if alive(player.pid):
-            os.killpg(player.pid, signal.SIGKILL)

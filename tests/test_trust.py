@@ -1,7 +1,6 @@
 """Protects whoever runs us on what others wrote: model folders, run folders and replies run
 nothing, stay text, and are refused in one sentence; secrets stay secret."""
 
-import ast
 import json
 import os
 import pickle
@@ -169,32 +168,6 @@ def test_a_chat_template_runs_in_a_sandbox(model, tmp_path, name):
         assert marker.exists()
 
 
-CONFIGS = [
-    {"hidden_size": "x"},
-    {"hidden_size": 64},
-    {"num_hidden_layers": 1e99},
-    {"num_attention_heads": 0},
-    {"dtype": "evil"},
-    {"model_type": ["qwen3"]},
-    {"model_type": "\x1b[2J"},
-    {"hidden_act": "__import__('os')"},
-    {"quantization_config": [1]},
-    {"pad_token_id": 10**9},
-]
-TEXTS = ["[]", "[" * 100_000, "NaN", '{"a']
-FILES = ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors.index.json"]
-
-
-def test_a_model_folder_that_makes_no_sense_is_refused_in_one_sentence(model):
-    cases = [{"config.json": config} for config in CONFIGS]
-    for file in FILES:
-        more = {"model.safetensors": None} if "index" in file else {}
-        cases += [{file: text, **more} for text in TEXTS]
-    for files in cases:
-        folder = model(files)
-        assert said(lambda folder=folder: load(folder)), files
-
-
 # -------------------------------------------------------------------------------------- run folders
 
 
@@ -272,143 +245,6 @@ def test_a_config_cannot_lead_a_resumed_run_out_of_its_folder(run, tmp_path, mon
     assert all(run in path.parents for path in set(tmp_path.rglob("*")) - before)
 
 
-SPOILT = {
-    "list": "[]",
-    "deep": "[" * 100_000,
-    "bytes": b"\xff\xfe\x00",
-    "surrogate": '{"update": 1, "stage": "final", "tasks": "\\ud800", "trained": true, '
-    '"reward": ["\\ud800"], "source": "eval", "messages": [{}]}',
-    "types": '{"update": "x", "stage": [], "tasks": {}, "trained": "no", "reward": "x", '
-    '"messages": 5, "segments": {"a": 1}, "exact": [null], "seed": "x"}',
-    "NaNs": '{"update": NaN, "stage": "final", "tasks": "tier 2", "trained": true, '
-    '"reward": [NaN, 1e999], "exact": [NaN, Infinity], "format": [NaN], "seed": NaN}',
-}
-READ = {
-    "bookkeeping/report.py": ("summary.json", "metrics.jsonl", "evals.jsonl"),
-    "bookkeeping/compare.py": ("config.json", "metrics.jsonl", "evals.jsonl"),
-    "bridges/export.py": ("summary.json",),
-    "train.py": ("config.json", "metrics.jsonl", "checkpoint/state.json"),
-}
-
-
-def spoil(folder: Path, file: str, text: str | bytes) -> None:
-    """A JSON file is replaced, in a file of lines the first and the last are."""
-    path, new = folder / file, text if isinstance(text, bytes) else text.encode()
-    if path.suffix == ".jsonl":
-        new = b"\n".join([new, *path.read_bytes().split(b"\n")[1:-2], new, b""])
-    path.write_bytes(new)
-    seal(folder)
-
-
-@pytest.mark.parametrize("kind", SPOILT)
-@pytest.mark.parametrize("script", READ)
-@pytest.mark.usefixtures("no_pictures")
-def test_a_spoilt_run_folder_ends_in_one_sentence(run, tmp_path, monkeypatch, kind, script):
-    for file in READ[script]:
-        folder = copied(run, tmp_path / file.replace("/", " "))
-        spoil(folder, file, SPOILT[kind])
-        words = {
-            "bookkeeping/compare.py": [folder, run, "--out", tmp_path / "out"],
-            "bridges/export.py": ["adapter", folder, tmp_path / "export"],
-            "train.py": ["--resume", folder, "--no-wandb"],
-        }
-        python(monkeypatch, script, *words.get(script, [folder]))  # any other error is raised
-
-
-# ----------------------------------------------------------------------------- no door in the code
-
-# Ways to run what was given as data: exec, pickle, marshal, eval, yaml.load, shells.
-DOORS = "S102,S301,S302,S307,S506,S602,S604,S605,S606,S609"
-
-
-def sources() -> list[str]:
-    """Every file of code that the repository ships, tests aside."""
-    found = subprocess.check_output(["git", "ls-files", "*.py"], cwd=ROOT, text=True)
-    names = [name for name in found.splitlines() if not name.startswith("tests/")]
-    return [name for name in names if (ROOT / name).exists()]
-
-
-def test_there_is_no_door_in_the_code():
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa"]
-    command += ["--select", DOORS, "--output-format", "json", *sources()]
-    found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout)
-    assert not found
-    for name in sources():
-        doors = r"trust_remote_code\s*[=:]\s*True|allow_pickle=True|"
-        doors += r"torch\.load\((?!.*weights_only=True)"
-        assert not re.search(doors, (ROOT / name).read_text()), name
-
-
-# ------------------------------------------------------------------------------ replies do nothing
-
-WATCHED = """
-import json, sys
-from env_alphabet import Alphabet
-from env_letters import Letters
-from env_swarm import Swarm
-
-seen, watching = [], False
-EVENTS = ("open", "os", "subprocess", "socket", "shutil", "exec", "compile", "import", "pickle")
-def hook(event, arguments):
-    if watching and event.partition(".")[0] in EVENTS:
-        seen.append(event + " " + ascii(arguments)[:100])
-sys.addaudithook(hook)
-alphabet = Alphabet(3, 3, 1, 4, 8.0, False, True, "states")
-for env in (Letters(2, "partial", True, "states"), alphabet, Swarm(), Swarm(version="0.1")):
-    env.reset(0)
-    env.step("to warm up: a word list is read once")
-    for number, reply in enumerate(json.loads(sys.argv[1])):
-        watching = True
-        env.reset(number)
-        if reply == sys.argv[2]:
-            open("/dev/null").close()
-        env.step(reply)
-        env.score()
-        watching = False
-print(json.dumps(seen))
-"""
-PAYLOADS = [
-    "../../../../etc/passwd",
-    "$(touch marker)",
-    "`touch marker`",
-    "file:///etc/passwd",
-    "__import__('os').system('touch marker')",
-    "{{ ''.__class__ }}",
-    "!!python/object/apply:os.system [touch marker]",
-    "marker\x00.txt",
-    "${jndi:ldap://127.0.0.1:9/a}",
-    "cos\nsystem\n(S'touch marker'\ntR.",
-]
-
-
-def hostile_replies() -> list[str]:
-    from swarm.tools import TOOLS, write_call
-
-    replies = []
-    for text in PAYLOADS:
-        tags = ("answer", "alphabetical_sorted", "combined_alphabetical_sorted")
-        replies += [text, *(f"<{tag}>{text}</{tag}>" for tag in tags), write_call(text, {})]
-        replies.append(f"<answer>{json.dumps({text: 1})}</answer>")
-        replies += [write_call(tool, dict.fromkeys(TOOLS[tool][1], text)) for tool in TOOLS]
-    return replies
-
-
-@pytest.mark.parametrize("leaks", [False, True])
-def test_a_reply_opens_no_file_starts_no_process_and_calls_nobody(tmp_path, leaks):
-    words = [json.dumps(hostile_replies()), PAYLOADS[0] if leaks else ""]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *words],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert bool(json.loads(done.stdout)) == leaks  # one that does is caught
-    assert not list(tmp_path.iterdir())
-
-
 # ---------------------------------------------------------- text stays text: Markdown and terminal
 
 HOSTILE = (
@@ -447,50 +283,21 @@ def poison(value, key: str = ""):
     return value + HOSTILE if isinstance(value, str) and key in SHOWN else value
 
 
-@pytest.fixture
-def poisoned(run) -> Path:
+ODD = "<img src=x onerror=alert(1)> \x1b[2J $\\frac{$ [x](http:a) `|"
+
+
+def test_the_page_of_a_hostile_run_is_text(run, monkeypatch, capsys):
     for file in (f for f in run.iterdir() if f.suffix in (".json", ".jsonl")):
         texts = file.read_text().split("\n") if file.suffix == ".jsonl" else [file.read_text()]
         lines = [json.dumps(poison(json.loads(text))) if text else "" for text in texts]
         file.write_text("\n".join(lines))
-    return run
-
-
-ODD = "<img src=x onerror=alert(1)> \x1b[2J $\\frac{$ [x](http:a) `|"
-
-
-@pytest.mark.parametrize("script", ["report", "compare"])
-def test_the_page_of_a_hostile_run_is_text(poisoned, played, tmp_path, monkeypatch, capsys, script):
-    folder = poisoned.rename(poisoned.with_name(ODD))
-    out = tmp_path / "out" if script == "compare" else folder
-    more = [played.folder, "--out", out] if script == "compare" else []
-    assert python(monkeypatch, f"bookkeeping/{script}.py", folder, *more) == ""
+    folder = run.rename(run.with_name(ODD))
+    assert python(monkeypatch, "bookkeeping/report.py", folder) == ""
     check_terminal(capsys.readouterr().out)
-    check_markdown((out / f"{script}.md").read_text())
-    if script == "report":
-        assert "evil" in (out / "report.md").read_text()  # what is no steering is still there
-        assert (out / "curves.png").stat().st_size > 10_000  # and $ is no formula
-
-
-def test_a_card_cannot_be_broken_out_of(poisoned, played, tmp_path, capsys):
-    yaml = pytest.importorskip("yaml", reason="pip install pyyaml")
-    assert said(lambda: export.main(["adapter", str(poisoned), str(tmp_path / "out")])) == ""
-    check_terminal(capsys.readouterr().out)
-    summary = json.loads((played.folder / "summary.json").read_text())
-    name = 'a/b", trust_remote_code=True, x="\nlicense: evil\n---\n# heading'
-    summary["config"] |= {"model": name, "preset": "x; touch marker"}
-    cards = [export.card(summary, kind) for kind in ("adapter", "merge")]
-    cards.insert(0, (tmp_path / "out" / "README.md").read_text())
-    assert all("--preset 'x; touch marker'" in card for card in cards[1:])  # to paste into a shell
-    for card in cards:
-        _, front, body = card.split("---\n", 2)
-        fields = {"base_model", "library_name", "pipeline_tag", "tags"}
-        assert set(yaml.safe_load(front)) <= fields
-        check_markdown(body)
-        check_terminal(card)
-        programs = re.findall(r"```python\n(.*?import.*?)```", body, re.S)
-        nodes = [node for text in programs for node in ast.walk(ast.parse(text))]
-        assert programs and not any(isinstance(node, ast.keyword) and node.arg for node in nodes)
+    page = (folder / "report.md").read_text()
+    check_markdown(page)
+    assert "evil" in page  # what is no steering is still there
+    assert (folder / "curves.png").stat().st_size > 10_000  # and $ is no formula
 
 
 def test_an_environments_error_cannot_steer_the_terminal():
