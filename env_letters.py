@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 # tier: (source, shortest and longest string, P(several letters are asked for), fewest
-# and most letters asked for)
+# and most letters asked for; the alphabet has 26, so no more are)
 TIERS = {
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),

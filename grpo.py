@@ -81,13 +81,13 @@ def update(
     FloatingPointError if loss or gradient is not finite, before the step.
     """
     chosen = with_signal(groups, advantages, cfg)
-    log = UpdateLog(policy, groups, advantages, chosen, cfg, score)
+    log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     batches = micro_batches(chosen, policy, cfg)
     grad_norm = 0.0
     for epoch in range(cfg.epochs if chosen else 0):
         optimizer.zero_grad(set_to_none=True)
         for batch in batches:
-            out = score(policy, batch, cfg)  # log-probs [M] and entropy [M], now
+            out = forward(policy, batch, cfg)  # log-probs [M] and entropy [M], now
             if epoch == 0:
                 remember_old_policies(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
@@ -203,6 +203,7 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     return -(batch.weights * held * batch.advantages * out.logprobs).sum()
 
 
+# A loss of your own is a function like these and a line here; then --loss NAME.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -295,7 +296,7 @@ def micro_batches(chosen: list[tuple], policy: Policy, cfg) -> list[Batch]:
     return batches
 
 
-def score(policy: Policy, batch: Batch, cfg) -> Output:
+def forward(policy: Policy, batch: Batch, cfg) -> Output:
     """One forward pass: log-probs and entropy of the sampled tokens, now."""
     if cfg.plain or cfg.loss in NEEDS_LOGITS:
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
@@ -305,7 +306,7 @@ def score(policy: Policy, batch: Batch, cfg) -> Output:
 
 
 def remember_old_policies(batch: Batch, out: Output, cfg) -> None:
-    """At the first pass: what the ratio is to, and what a stale sample weighs.
+    """At the first pass: set the ratio's denominator, and weigh samples by their age.
 
     The *behaviour* policy drew the samples. The *proximal* policy is the denominator of
     the ratio: the behaviour policy with --importance clip, else the policy at the start
@@ -321,7 +322,7 @@ def remember_old_policies(batch: Batch, out: Output, cfg) -> None:
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number."""
     with torch.no_grad(), swapped(policy, reference):
-        before = score(policy, batch, cfg).logprobs  # [M]
+        before = forward(policy, batch, cfg).logprobs  # [M]
     out.kl = k3(out.logprobs, before)  # [M]
     return (batch.weights * out.kl).sum()
 

@@ -273,7 +273,7 @@ def forward(
         x = linear(x, f"self_attn.{name}").view(B, T, -1, HEAD_DIM)
         return x.transpose(1, 2)  # [B, heads, T, d]
 
-    # A token sees itself and what came before it; padding sees and is seen by nobody.
+    # A token sees itself and what came before it; padding sees only itself.
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1]
     first = pad[:, None, None].minimum(positions)  # [B, T, 1]

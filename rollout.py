@@ -7,8 +7,8 @@ The one rule is *token-exact*: what is trained is, token for token, what was sam
 A reply is never decoded and tokenized again (the second cut can differ from the first),
 and never rendered by the template again (Qwen3's drops the thinking of earlier turns).
 The text between two turns, as the template writes it, is appended. And we measure it:
-grpo.py compares the log-prob of every token that it trains on with the one it was
-sampled at (the column `mismatch` of metrics.jsonl).
+each update compares the log-prob of every token that it trains on with the one it was
+sampled at (fast/batches.py; the column `mismatch` of metrics.jsonl).
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1

@@ -32,7 +32,7 @@ from fast import parallel
 from fast.ahead import SECONDS
 from fast.batches import collate
 from fast.machine import peak_memory
-from grpo import score
+from grpo import forward
 from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
 
 # What the line of an update prints: a column of metrics.jsonl, its title, and how it is written.
@@ -305,7 +305,7 @@ def ratios_of(policy, e, cfg, update: int) -> list[float]:
     if not e.token_ids:  # the environment gave no task
         return []
     batch = collate([e], policy.tokenizer.pad_token_id, policy.device)
-    now = score(policy, batch, cfg).logprobs  # [M]
+    now = forward(policy, batch, cfg).logprobs  # [M]
     if not now.isfinite().all():
         raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
     return (now - batch.behaviour).exp().tolist()

@@ -7,7 +7,7 @@ worked out over the whole batch before (grpo.token_weights).
 
 An update is measured in the same pass:
 
-    log = UpdateLog(policy, groups, advantages, chosen, cfg, score)
+    log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     log.add(batch, out, loss)     after every micro-batch: sums over its tokens
     log.end_epoch()               after each optimizer step's passes: of all processes
     log.columns()                 at the end: means per token, the columns of metrics.jsonl
@@ -176,10 +176,10 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 class UpdateLog:
     """Sums over the tokens of an epoch; one optimizer step is one epoch."""
 
-    def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg, score):
+    def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg, forward):
         """advantages [G][k]: a number, or a tensor with one per sampled token; chosen: what is
         trained on, (episode, …) each; cfg: a settings.Config; score: grpo's forward pass."""
-        self.policy, self.cfg, self.score = policy, cfg, score
+        self.policy, self.cfg, self.forward = policy, cfg, forward
         # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
         self.rounding = 0.03 if in_bfloat16(policy.device) else 1e-3
         # Each episode with the size of its advantage; those in error do not count.
@@ -234,7 +234,7 @@ class UpdateLog:
         # at the first pass, if no sample is stale, and costs a healthy run nothing.
         if self.look_twice and of_token["mismatch"].mean() > self.rounding:
             with torch.no_grad():
-                again = self.score(self.policy, batch, self.cfg).logprobs
+                again = self.forward(self.policy, batch, self.cfg).logprobs
             self.found["twice"] = (again - logprobs).abs().mean().item()
         self.look_twice = False
 

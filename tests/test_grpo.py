@@ -498,7 +498,7 @@ def advantages_by_teacher(policy, teacher, groups, cfg) -> list[list[torch.Tenso
     for group in groups:
         batch = collate(group, policy.tokenizer.pad_token_id, policy.device)
         with torch.no_grad():
-            better = grpo.score(teacher, batch, cfg).logprobs - batch.behaviour  # [M]
+            better = grpo.forward(teacher, batch, cfg).logprobs - batch.behaviour  # [M]
         out.append(better.split([e.reply_tokens for e in group]))
     return out
 
@@ -513,7 +513,7 @@ def test_a_teacher_pulls_the_policy_towards_itself(load):
     def gain() -> float:
         batch = collate(sum(groups, []), policy.tokenizer.pad_token_id, policy.device)
         with torch.no_grad():
-            now = grpo.score(policy, batch, cfg).logprobs  # [M]
+            now = grpo.forward(policy, batch, cfg).logprobs  # [M]
         return float(now @ torch.cat(sum(map(list, advantages), [])))
 
     before = gain()
