@@ -390,8 +390,10 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group agree: then there is nothing to learn from it.
     """
+    rewards = rewards.double()  # in float32, 0.7 minus the mean of seven 0.7 is not 0
     centered = rewards - rewards.mean(1, keepdim=True)
-    return centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
+    advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
+    return advantages.float()
 
 
 def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
