@@ -54,7 +54,7 @@ def growing(updates: int = 30, starts: int = 12) -> list[dict]:
     return lines
 
 
-def letters(folder: Path, lines: list[dict], shares=(0.0, 0.3, 0.75), binary=False) -> Path:
+def letters(folder: Path, lines: list[dict], shares=(0.0, 0.3, 0.75)) -> Path:
     """evals.jsonl, metrics.jsonl and config.json of a run. shares: exact answers on the trained
     tier before SFT, after it, and at the end."""
     folder.mkdir(parents=True)
@@ -65,7 +65,7 @@ def letters(folder: Path, lines: list[dict], shares=(0.0, 0.3, 0.75), binary=Fal
         for tier in TIERS:
             right = hard[tier] + rng.normal(0, 0.05, N) < share * (1.0 if tier == 6 else 0.5)
             exact = (right & (share > 0)).astype(float)
-            reward = exact if binary else np.maximum(exact, 0.1 * rng.integers(0, 5, N))
+            reward = np.maximum(exact, 0.1 * rng.integers(0, 5, N))
             evals.append({
                 "update": update, "stage": stage, "tasks": f"tier {tier}", "trained": tier == 6,
                 "reward": reward.tolist(), "exact": exact.tolist(), "format": exact.tolist(),

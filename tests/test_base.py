@@ -1,14 +1,10 @@
 """Protects the making of the bases: a short round leaves a model, and one that starts from an older
 base starts from all of it."""
 
-import random
-import re
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab.base import corpus
 from lab.base.pretrain import Pretrain, main, make_model, start_from
 from lab.base.tokenizer import build
 from policy import PICO, load_policy
@@ -35,15 +31,3 @@ def test_a_short_round_leaves_a_model_to_chat_with(tokenizer, tmp_path):
     policy = load_policy(str(tmp_path), 4, 8, "cpu")
     size = sum(p.numel() for p in make_model(tokenizer, 0).parameters())
     assert policy.n_parameters == size
-
-
-def test_renumbered_ids_keep_their_order_and_who_is_who():
-    given = [
-        "- task_3 open\n- task_9 open\n- prop_1 from bot_2",
-        '{"task_id": "task_9"} {"proposal_id": "prop_1"}',
-    ]
-    for seed in range(20):
-        told, said = corpus.renumber(random.Random(seed), given)
-        first, second = map(int, re.findall(r"task_(\d+)", told))
-        assert first < second <= 16 and f'"task_{second}"' in said and "bot_2" in told
-        assert re.search(r"prop_(\d+)", told)[0] in said

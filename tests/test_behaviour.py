@@ -80,23 +80,6 @@ def test_a_difference_is_paired_by_scenario():
 # ------------------------------------------------------------------------------ rows, tools, the best
 
 
-def test_tool_shares_fill_the_turns_of_every_episode(run):
-    for e in load(run)[0]:
-        shares = behaviour.tool_shares(e)
-        assert list(shares)[-2:] == ["errors", "pass_turn"]
-        assert sum(shares.values()) == pytest.approx(np.ones(N))
-        assert shares["vote"] == pytest.approx(np.array(e["used_vote"]) / 25)
-
-
-def test_tails_and_what_was_claimed_and_never_submitted(run):
-    final = load(run)[0][3]
-    rows = {row[0]: row[-1] for row in table(behaviour.sections(*load(run)), "Behaviour")["rows"]}
-    rate = np.quantile(final["error_rate"], [0.05, 0.5, 0.95, 1])
-    assert rows["errors, of the turns"] == " · ".join(f"{100 * x:.1f}%" for x in rate)
-    waste = np.subtract(final["used_claim_task"], final["used_submit_work"])
-    assert rows["claims never submitted"].endswith(f" · {waste.max():.2f}")
-
-
 def test_the_best_episode_is_the_best_and_its_calls_are_those_that_were_made(run):
     evals, episodes = load(run)
     reward, env = np.array(evals[3]["reward"]), Swarm(style="expert")
@@ -126,15 +109,3 @@ def test_calls_that_cannot_be_read_are_told_and_not_raised():
         (call, result), (_, end) = behaviour.calls_of([say, answer, say])
         assert call in ("(no call)", "(a call that cannot be read)")
         assert (result, end) == ("error: the tool call is not JSON", "(the end)")
-
-
-# ---------------------------------------------------------------------------------------- moments
-
-
-def test_other_evaluations_do_not_mix_in(run):
-    evals, episodes = load(run)
-    other = [e | {"tasks": "hard v0.2", "trained": False, "reward": [9.0] * N} for e in evals]
-    mixed = [*other, *evals, evals[3] | {"stage": "eval_only", "reward": [7.0] * N}]
-    assert behaviour.sections(mixed, episodes) == behaviour.sections(evals, episodes)
-    for few in ([], evals[:1]):  # it has only begun
-        assert behaviour.sections(few, episodes) == []

@@ -15,7 +15,6 @@ import torch
 
 import settings
 import warm
-from bookkeeping import refusals
 from helpers import example
 from rollout import Episode
 from steps import FLAGS
@@ -132,24 +131,6 @@ def test_the_environment_of_the_fork_page_takes_any_reply_and_a_setting(tmp_path
         for garbage in ("", "<answer>", "\x00" * 999, f"<answer>{'a' * 10**6}</answer>"):
             env.step(garbage)
             assert 0 <= env.score()["reward"] < 1 and env.score()["exact"] == 0
-
-
-@pytest.mark.parametrize(
-    "env, words",
-    [
-        ("nowhere.py:X", "there is no file nowhere.py"),
-        ("half.py:Half", "tools"),
-        ("half.py:Whole", "Whole"),
-        ("env_letters.py:Letters", "missing 4 required"),
-        ("yours", "no such environment"),
-        ("chess", "FILE.py:CLASS"),
-    ],
-)
-def test_an_environment_that_cannot_be_used_is_told_in_one_sentence(tmp_path, env, words):
-    (tmp_path / "half.py").write_text("class Half:\n    think = False\n")
-    with pytest.raises(ValueError, match=re.escape(words)) as told:
-        refusals.check(settings.Config(env=env.replace("half", f"{tmp_path}/half")))
-    assert "\n" not in str(told.value)
 
 
 def changed(change: str, code: str) -> str:

@@ -72,11 +72,3 @@ def test_each_claim_has_its_numbers_and_commands(name, capsys):
         i = interval(check.rows, most=check.most)
         assert i.low <= i.mean <= i.high and len(check.rows) >= 2
         assert check.verdict or not check.decides, f"{check.text} predicts nothing"
-
-
-def test_sixteen_claims_are_listed_and_another_is_refused_in_a_sentence(capsys):
-    claims.main()
-    assert "thinking        2 hold, 1 fails: Without thinking" in capsys.readouterr().out
-    assert len(claims.CLAIMS) == 16
-    with pytest.raises(SystemExit, match="^nonsense: there is no such claim; choose one of think"):
-        claims.main("nonsense")

@@ -230,13 +230,6 @@ def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
     assert "Found wrong: lost at update 30: since SFT" in found
 
 
-def test_an_environment_that_says_exact_only_now_and_then_does_not_end_a_run():
-    whole = evaluation("before", 0, 0.2)
-    bare = {name: v for name, v in whole.items() if name not in ("exact", "format")}
-    evals = [bare, SFT, {**bare, "stage": "train", "update": 20}, evaluation("final", 30, 0.2)]
-    assert "the mean reward went from 0.449 to 0.199" in evaluated(evals)["lost"][1]
-
-
 def flat_run(rng, n: int, looks: int, paid_in_parts: bool) -> list[dict]:
     """A run that SFT helps and GRPO does nothing to.
 

@@ -3,8 +3,6 @@ where an episode broke; and that the line about a training batch is what its epi
 interval over tasks and not over episodes.
 """
 
-import math
-
 import pytest
 
 import metrics
@@ -137,24 +135,6 @@ def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_m
 # --------------------------------------------------------------------------------- a training batch
 
 
-@pytest.mark.parametrize("first", [0, 1])  # whichever comes first must not decide what is counted
-def test_a_batch_counts_an_entry_over_the_episodes_that_have_it(first):
-    short, long = (
-        [episode(1.0, turn_1=1.0)] * 3,
-        [
-            episode(0.5, turn_1=0.5, turn_2=0.2),
-            episode(0.5, turn_1=0.5, turn_2=0.6),
-            episode(stop="error"),
-        ],
-    )
-    line = summarize([short, long][:: 1 - 2 * first])
-    assert (
-        line["turn_1"] == pytest.approx(4 / 5)
-        and line["turn_2"] == pytest.approx(0.4)
-        and line["n"] == 5
-    )
-
-
 def test_a_batch_in_one_line_by_hand():
     groups = [
         [episode(1.0, exact=1.0), episode(0.0, exact=0.0, stop="truncated"), episode(stop="error")],
@@ -178,14 +158,6 @@ def test_the_interval_is_over_tasks_because_episodes_of_one_task_are_alike():
     assert by_task.high - by_task.low > 2 * (
         metrics.mean([0.0, 1.0] * 16).high - 0.5
     )  # premise: 32 episodes would look surer
-
-
-def test_a_group_that_broke_altogether_is_no_task():
-    whole = [[episode(1.0, exact=1.0)] * 2, [episode(0.2, exact=0.0)] * 2]
-    line = summarize([whole[0], [episode(stop="error")] * 2, whole[1]])
-    assert line == summarize(whole) | {"errors": 2} and all(
-        math.isfinite(value) for value in line.values()
-    )
 
 
 def test_a_batch_of_errors_only_stops_the_run_with_the_first_of_them():

@@ -4,7 +4,6 @@ and that no file can hurt it."""
 import io
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stdout
@@ -345,13 +344,6 @@ def test_a_symptom_is_told_and_its_healthy_twin_is_not(symptom, sick, well):
     assert told(made_up(well)) == []
 
 
-def test_a_reward_function_that_has_nothing_to_say_of_a_batch_is_no_illness():
-    row = {"loss": 0.01, "reward": 0.5, "rewards/code/mean": 0.5, "rewards/format/mean": 1.0}
-    rows = [row | {"epoch": i / 100} for i in range(12)]
-    rows[7]["rewards/code/mean"] = float("nan")
-    assert told("\n".join(map(str, rows)).encode()) == []
-
-
 def test_what_is_solved_is_told_apart_from_a_reward_that_pays_everything():
     solved = {"reward": np.minimum(1, 2 * RISES + 0.3), SIGNAL: half(0.2, 1)}
     assert told(made_up(solved)) == ["solved"]
@@ -450,17 +442,3 @@ def test_files_that_are_cut_or_no_log_get_an_answer_or_a_sentence(data):
     status, said = run(saved(data), "--json")
     assert (status == 2) == ("error" in json.loads(said, parse_constant=no_json))
     assert all(c.isprintable() or c == "\n" for c in run(saved(data))[1])
-
-
-def test_a_log_that_is_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(logs, "MOST_BYTES", 20)
-    status, said = run(saved(made_up({})))
-    assert status == 2 and "give its beginning" in said
-
-
-def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path):
-    (tmp_path / "a.log").write_bytes(SAMPLES["trl-no-variance.log"])
-    command = [sys.executable, "-m", "bookkeeping.doctor", str(tmp_path / "a.log")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) as doctors:
-        doctors.stdout.close()
-        assert doctors.stderr.read() == ""

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from env_swarm import Swarm, play
 from swarm import governance as gov
@@ -143,25 +142,6 @@ def test_a_ring_is_named_and_nobody_else(ring):
     assert named(np.random.default_rng(1), ring) == pairs
     # dealing no more often than others, but better
     assert named(np.random.default_rng(1), ring, 0.0, better=0.4) == pairs
-
-
-def test_pair_tests_by_hand():
-    """Three agents, the last the busiest. Ties have the mean of their ranks; who has one partner
-    only says nothing of how well they deal."""
-    quality = [
-        [[], [0.1, 0.9], [0.5]],
-        [[0.4, 0.6, 0.6], [], []],
-        [[0.2, 0.3], [0.8, 0.9, 0.7], []],
-    ]
-    expected = np.array([[0, 1.0, 2.0], [1.5, 0, 0.5], [2.0, 2.5, 0]])
-    often = [stats.poisson.sf(4, 2.5), stats.poisson.sf(2, 4.0), stats.poisson.sf(2, 3.0)]
-    # ranks of agent 0: with 1 they are 1 and 3, with 2 it is 2 of 3: no deviation; of agent 2:
-    # with 0 they are 1 and 2, with 1 they are 4, 5, 3 of 5
-    zs = [0.0, -1.5 / math.sqrt(6 * 3 / 24), 1.0 / math.sqrt(6 * 2 / 36)]
-    well = [stats.norm.sf(z / math.sqrt(2)) for z in zs]
-    found = gov.pair_tests(quality, expected)
-    for table, expected in zip(found, (often, well)):
-        assert [table[0, 1], table[0, 2], table[1, 2]] == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------------- the tiers

@@ -45,14 +45,8 @@ def test_the_base_was_shown_no_string_of_more_than_80_letters():
     tasks = [long.draw_task(rng) for _ in range(3000)]
     assert max(len(task.text) for task in tasks) == 80
     assert max(len(task.letters) for task in tasks) == 20
-    assert all(task.counts == tuple(task.text.count(c) for c in task.letters) for task in tasks)
-    assert all(len(set(task.letters)) == len(task.letters) for task in tasks)
     rows = long.tally_rows(tokenizer, rng, 20, 512) + long.chat_rows(tokenizer, rng, 100)
     pairs = [(tokenizer.decode(p), tokenizer.decode(r)) for row in rows for p, r, *_ in row]
     quoted = [re.findall('"([a-z]+)"', prompt) for prompt, _ in pairs]
     spelled = [re.findall(r"(?<!\S)([a-z])\d*(?!\S)", reply) for _, reply in pairs]
     assert max(len(text) for (text,) in quoted) <= 80 and 70 < max(map(len, spelled)) <= 80
-    assert all(sum(len(p) + len(r) for p, r, *_ in row) <= 512 for row in rows[:20])
-    tallies = [tokenizer.decode(prompt) for row in rows[:20] for prompt, *_ in row]
-    between = [len(prompt.rpartition('".')[2].strip()) for prompt in tallies]
-    assert min(between) == 0 and max(between) > 100, "words stand between a string and its tally"

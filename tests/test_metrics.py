@@ -1,8 +1,8 @@
 """Protects the numbers behind every claim: Wilson's interval, the bootstrap, the paired gain, and
 what is said of a metric over updates: its level, whether it has settled, when it changed.
 
-Expected values come from the textbook formula written out again, from a published table, or from
-simulations whose truth is known.
+Expected values come from a published table, from the textbook, or from simulations whose truth is
+known.
 """
 
 import math
@@ -12,18 +12,9 @@ import pytest
 from scipy import stats
 
 import metrics
-from bookkeeping import doctor
 from metrics import Interval
 
 Z = 1.959963984540054  # the 97.5% quantile of the normal distribution
-
-
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)"""
-    p = successes / n
-    middle = p + Z**2 / (2 * n)
-    reach = Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
-    return (middle - reach) / (1 + Z**2 / n), (middle + reach) / (1 + Z**2 / n)
 
 
 def ends(interval: Interval) -> tuple[float, float]:
@@ -35,17 +26,6 @@ def holds(interval: Interval, truth: float) -> bool:
 
 
 # --------------------------------------------------------------------------- proportion and mean
-
-
-@pytest.mark.parametrize("n", [1, 7, 32, 256])
-def test_wilson_against_the_formula(n):
-    for successes in {0, 1, n // 3, n // 2, n - 1, n}:
-        interval = metrics.proportion(successes, n)
-        assert interval.mean == successes / n and interval.n == n
-        assert ends(interval) == pytest.approx(wilson(successes, n), abs=1e-9)
-        assert 0 <= interval.low < interval.high <= 1
-    nothing = metrics.proportion(0, 0)
-    assert math.isnan(nothing.mean) and (*ends(nothing), nothing.n) == (0.0, 1.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +48,6 @@ def test_the_bootstrap_interval_is_as_wide_as_theory_says_and_always_the_same():
     assert interval.mean == pytest.approx(values.mean()) and interval.n == 400
     assert interval.high - interval.low == pytest.approx(2 * Z * values.std() / 20, rel=0.1)
     assert metrics.mean(list(values)) == interval
-    rng = np.random.default_rng(1)
-    assert coverage(lambda: rng.normal(3.0, 2.0, 120), 3.0, runs=80) >= 0.88
 
 
 def coverage(draw, truth: float, of=metrics.mean, runs: int = 300) -> float:
@@ -170,35 +148,7 @@ def test_an_interval_prints_as_a_person_reads_it():
     assert Interval(**interval.dict()) == interval
 
 
-# -------------------------------------------------------------------------------------- collapse
-
-
-def alarms(rewards) -> list[int]:
-    """After which updates a run would have heard the alarm: it is asked after every one."""
-    lines = [{"reward": reward} for reward in rewards]
-    return [n for n in range(1, len(lines) + 1) if doctor.collapse(lines[:n])]
-
-
-def test_a_fall_is_noticed_within_five_updates_and_a_healthy_run_is_no_collapse():
-    """Noisy and flat, rising, constant, with one bad update."""
-    rng = np.random.default_rng(0)
-    for noise in (rng.normal(0.7, 0.08, 100), rng.binomial(64, 0.1, 150) / 64):
-        assert alarms(np.clip(noise, 0, 1)) == []
-    assert alarms(np.linspace(0.25, 0.9, 100) + rng.normal(0, 0.05, 100)) == []
-    assert alarms([0.3] * 60) == alarms([0.8] * 30 + [0.0] + [0.8] * 10) == []
-    for healthy in (5, 20, 100):
-        found = doctor.collapse([{"reward": x} for x in [0.8] * healthy + [0.14] * 5])
-        assert "0.14" in found["collapse"] and "0.80" in found["collapse"]
-
-
 # --------------------------------------------------------------------- level, line, distribution
-
-
-@pytest.mark.parametrize("bad", [[0.5, float("nan")], [[0.5, 0.6], [0.7, 0.8]]])
-def test_what_is_no_series_is_refused(bad):
-    for of in (metrics.level, metrics.distribution, metrics.trend, metrics.adaptive_window):
-        with pytest.raises(ValueError, match="one finite number per update"):
-            of(bad)
 
 
 def test_the_level_of_shares_lies_between_0_and_1():
@@ -302,13 +252,6 @@ def test_a_run_that_rises_falls_or_bends_is_never_called_settled():
     assert "the spread went from 0.00" in spread.sentence
 
 
-def test_noisier_metrics_get_longer_windows_and_a_tolerance_is_a_tolerance():
-    noisy = lambda sd: metrics.trend(np.random.default_rng(2).normal(0.5, sd, 400)).window
-    assert 30 == noisy(0.005) < noisy(0.03) < noisy(0.1)
-    steady = 0.2 + 0.0008 * np.arange(100)  # 0.008 per 10 updates
-    assert metrics.trend(steady).settled and not metrics.trend(steady, tolerance=0.005).settled
-
-
 # ------------------------------------------------------------------------- adaptive window, cuts
 
 
@@ -322,12 +265,6 @@ def test_a_drop_is_found_where_it_was_and_the_window_begins_there():
     cuts = lambda *values: metrics.cuts(np.concatenate(values))
     assert cuts([0.2] * 12, [0.7] * 8, [0.1] * 6)[-1] == 20
     assert cuts([0.2] * 5, [0.7] * 4) == [0]  # five are needed on both sides
-
-
-def test_the_window_of_a_flat_run_is_everything():
-    flat = lambda seed: np.random.default_rng(seed).binomial(64, 0.6, 200) / 64
-    assert sum(metrics.adaptive_window(flat(seed)) == 200 for seed in range(20)) >= 14
-    assert metrics.adaptive_window([0.3] * 80) == 80 and metrics.adaptive_window([]) == 0
 
 
 def test_more_noise_lengthens_the_window_and_a_steeper_trend_shortens_it():

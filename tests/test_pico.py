@@ -6,9 +6,7 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -250,15 +248,6 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
 
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def test_without_its_model_it_says_so(tmp_path):
-    """In a Python of its own, as it is called."""
-    shutil.copy(ROOT / "pico.py", tmp_path)
-    words = [sys.executable, "pico.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "there is no model in" in done.stderr and "clone" in done.stderr
 
 
 SMALL = """

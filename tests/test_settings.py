@@ -1,5 +1,5 @@
-"""Protects what the command line means: a flag that was typed counts as typed in every spelling and
-with every value, its default included; what cannot work is refused in one sentence; presets keep
+"""Protects what the command line means: a flag that was typed counts as typed, with its default
+as well; what cannot work is refused in one sentence; presets keep
 their meaning; and an environment of one's own is looked at before a model is loaded.
 """
 
@@ -18,31 +18,10 @@ from learn import failures
 from rollout import EnvironmentFailed
 from settings import Config
 
-FLAGS = vars(Config()) | {"set": "version=0.2"}
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
 # ----------------------------------------------------------------------------------- typed flags
-
-
-def spelled(name: str) -> list[list[str]]:
-    """Every way to type a flag with its default value (1, if that is None)."""
-    value, name = FLAGS[name], name.rstrip("_")
-    names = sorted({name, name.replace("_", "-")})
-    if isinstance(value, bool):
-        return [[f"--{no}{n}"] for n in names for no in ("", "no-", "no_")]
-    text = "1" if value is None else str(value)
-    return [way for n in names for way in ([f"--{n}", text], [f"--{n}={text}"])]
-
-
-def test_a_flag_is_typed_in_every_spelling_and_with_its_default_as_well():
-    for i in range(6):
-        ways = {name: spelled(name)[i % len(spelled(name))] for name in FLAGS}
-        cfg, typed = settings.command_line(sum(ways.values(), []))
-        assert typed == set(FLAGS) and cfg.eval_every == 20
-        assert cfg.until_converged == ("--no" not in ways["until_converged"][0])
-    for words in (["--name", "seed"], ["--name", "no_think"]):  # a value called like a flag
-        assert settings.command_line(words)[1] == {"name"}
 
 
 def saved(folder, **flags) -> Config:
