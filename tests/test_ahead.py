@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from env_alphabet import Alphabet
-from fast import ahead as ahead_room
-from fast.ahead import InTurn, SecondProcess
+from fast.ahead import SecondProcess
 from fast.machine import CannotGoOn
 from fast.sampler import TorchSampler
 from helpers import assert_one_sentence
@@ -123,24 +122,6 @@ def test_episodes_are_those_of_the_weights_of_the_moment_they_were_asked_for(ope
         assert all(e.stop_reason != "error" for e in episodes)
     logprobs = [[e.logprobs for e in groups[0]] for _, groups in asked]
     assert logprobs[0] != logprobs[2] and second.process.pid != os.getpid()
-
-
-@pytest.mark.parametrize("turns, asked", [(2, [3, 3, 2]), (1, [8])])
-def test_conversations_are_played_in_slices_if_the_sampler_asks_for_it(monkeypatch, turns, asked):
-    """On a card the caches of all those of an evaluation would not fit; they are the same."""
-    env, seeds, seen = partial(Alphabet, turns, turns, *RULES[2:]), list(range(8)), []
-    policy = LOAD()
-    sampler = TorchSampler(policy)
-    assert sampler.conversations is None  # a CPU plays all at once
-    rollouts = InTurn(SimpleNamespace(max_tokens=60), policy, sampler, None, None)
-    whole = rollouts.greedy(env, seeds, 1)
-    sampler.conversations = 3
-    spy = lambda *given: seen.append(len(given[3])) or play(*given)
-    monkeypatch.setattr(ahead_room, "play", spy)
-    sliced = rollouts.greedy(env, seeds, 1)
-    assert seen == asked
-    played = lambda groups: [(e.seed, e.token_ids, e.reward) for (e,) in groups]
-    assert played(sliced) == played(whole)
 
 
 # ------------------------------------------------------------------------------------------- killed

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bookkeeping.folder import find_checkpoint, load_checkpoint, mend, save_checkpoint
-from bookkeeping.records import append, write_json
+from bookkeeping.records import append
 from helpers import failing
 
 
@@ -95,18 +95,3 @@ def test_a_full_disk_loses_no_line_that_was_written(tmp_path, room):
     mend(tmp_path)
     append(log, {"update": 3})
     assert [json.loads(line)["update"] for line in log.read_text().splitlines()] == [1, 3]
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [lambda: full(5), lambda: refuses(errno.EIO, "replace", "rename")],
-    ids=["full", "rename"],
-)
-def test_a_whole_file_is_the_new_one_or_the_old_one(tmp_path, fault):
-    file = tmp_path / "config.json"
-    write_json(file, {"lr": 1})
-    with fault(), pytest.raises(OSError):
-        write_json(file, {"lr": 2})
-    assert json.loads(file.read_text()) == {"lr": 1}
-    write_json(file, {"lr": 3})
-    assert json.loads(file.read_text()) == {"lr": 3}

@@ -43,11 +43,3 @@ def test_nothing_in_it_names_a_machine():
         not re.search(rf"\b{re.escape(platform.node())}\b", words)
         and os.path.expanduser("~") not in words
     )
-
-
-def test_its_links_lead_to_files():
-    prose = "".join(
-        "".join(cell["source"]) for cell in PAGE["cells"] if cell["cell_type"] == "markdown"
-    )
-    links = re.findall(r"\]\(([^)]+)\)", prose)
-    assert links and all((HOME / link).exists() for link in links)

@@ -75,14 +75,6 @@ def test_every_chapter_has_its_page_in_the_navigation(built):
         assert re.search(rf'href="(\./)?{re.escape(site.built(page))}"', start), page
 
 
-def test_the_live_page_leads_to_lines_of_code(built):
-    live = built / "docs" / "live"
-    links = re.findall(r'href="([^"]+)#__codelineno-0-(\d+)"', (live / "index.html").read_text())
-    assert len(links) > 20
-    for file, line in links:
-        assert f'id="__codelineno-0-{line}"' in (live / file).resolve().read_text()
-
-
 def test_all_of_it_is_searched_and_no_other_server_is_asked(built):
     searched = (built / "search.json").read_text()
     words = ("governance", "group_advantages", "Your turn")  # a chapter, code, the notebook

@@ -93,12 +93,12 @@ def completion(text: str | None, reason: str = "stop", **more) -> dict:
     return endpoint.say(text, finish_reason=reason, message=more)
 
 
-def chat(say, reply=completion):
-    """say(conversation) as such a server. reply: how it writes a text."""
+def chat(say):
+    """say(conversation) as such a server."""
 
     def answer(body: dict) -> tuple[int, dict]:
         text = lambda m: picoswarm.written(m) if m["role"] == "assistant" else m["content"]
-        return 200, reply(say([{**m, "content": text(m)} for m in body["messages"]]))
+        return 200, completion(say([{**m, "content": text(m)} for m in body["messages"]]))
 
     return answer
 

@@ -74,13 +74,6 @@ def test_a_wrong_setting_is_refused_in_a_sentence(environment, wrong):
         config(environment, no_such_setting=1)
 
 
-CALL = {
-    "id": "c",
-    "type": "function",
-    "function": {"name": "vote", "arguments": '{"post_id": "post_1"}'},
-}
-
-
 def launch(environment: str, answer):
     """Play the first task against a server, without the rest of verifiers; (replies, what the trace
     was told)."""
@@ -129,22 +122,6 @@ def test_an_episode_that_is_out_of_tokens_counts_and_ends(environment, answer, f
 def test_a_failing_server_is_an_error_and_no_reply(environment, answer, error):
     with pytest.raises(error, match="context length|no model policy"):
         launch(environment, answer)
-
-
-def test_an_observation_names_the_call_that_it_answers():
-    asked = []
-
-    def answer(body):
-        asked.append(body)
-        return 200, completion(None, tool_calls=[{**CALL, "id": f"call_{len(asked)}"}])
-
-    launch("swarm", answer)
-    assert len(asked) == 25 and asked[0]["tools"] == make_env("swarm").tools
-    last = asked[-1]["messages"]
-    assert [m["role"] for m in last] == ["user", *["assistant", "tool"] * 24]
-    names = [f"call_{i}" for i in range(1, 25)]
-    assert [m["tool_call_id"] for m in last[2::2]] == names
-    assert [m["tool_calls"][0]["id"] for m in last[1::2]] == names
 
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
