@@ -228,18 +228,22 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
 
     ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
     """
-    decode, numbers, out = policy.tokenizer.decode, iter(ratios or []), []
-    tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)
+    numbers, out = iter(ratios or []), []
+    tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)  # none came over an API
     for sampled, part in groupby(tokens, key=lambda token: token[1]):
         ids, _, logprobs = zip(*part)
-        given = {"role": "given", "text": decode(list(ids))}
-        words = {
-            "role": "policy",
-            "tokens": [decode([t]) for t in ids],
-            "logprobs": [round(x, 4) for x in logprobs],
-            "ratios": ratios and [round(next(numbers), 4) for _ in ids if sampled],
-        }
-        out.append(words if sampled else given)
+        decode = policy.tokenizer.decode
+        if not sampled:
+            out.append({"role": "given", "text": decode(list(ids))})
+            continue
+        out.append(
+            {
+                "role": "policy",
+                "tokens": [decode([t]) for t in ids],
+                "logprobs": [round(x, 4) for x in logprobs],
+                "ratios": ratios and [round(next(numbers), 4) for _ in ids],
+            }
+        )
     return out
 
 
