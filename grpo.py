@@ -20,7 +20,7 @@ is 0 by construction; its *gradient* is not. Watch the reward and grad_norm inst
 by length, reinforce and cispo multiply log-probs: their loss can have any value.)
 
 The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops
-the std.
+the std. Of N episodes:
 
     name        ratio        clip               a token weighs      source
     reinforce   none         none               1 / all tokens      Williams 1992
@@ -30,11 +30,11 @@ the std.
     gspo        sequence     [1-ε, 1+ε_high]    1 / (N · own len)   Zheng 2025, eq. 5
     cispo       token, held  ratio <= 1+ε_high  1 / all tokens      MiniMax 2025, eq. 4
 
-N is the number of episodes. The ratio is one token's or, in gspo, one for the whole
-episode ("sequence"); "held" means that it counts as a constant and gets no gradient.
-Weights are worked out once over the whole batch, so cutting it into micro-batches
-cannot change the gradient. Samples of an older policy, or of another engine, get one
-more weight: fast/batches.py (--importance).
+The ratio is one token's or, in gspo, one for the whole episode ("sequence"); "held"
+means that it counts as a constant and gets no gradient. reinforce has none: what it
+logs as its ratio is only looked at. Weights are worked out once over the whole batch,
+so cutting it into micro-batches cannot change the gradient. Samples of an older policy,
+or of another engine, get one more weight: fast/batches.py (--importance).
 
 Run me: `python grpo.py` works the example through, number by number.
 """
@@ -89,14 +89,15 @@ def update(
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs [M] and entropy [M], now
             if epoch == 0:
-                remember_old_policies(batch, out, cfg)
+                compare_with_old_policies(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
                 penalty = kl_to_reference(policy, reference, batch, out, cfg)
                 loss = loss + cfg.kl * penalty
             loss.backward()
             log.add(batch, out, loss)
-        grad_norm = take_step(policy, optimizer, log.end_epoch())
+        total = log.end_epoch()  # the loss, summed over all processes
+        grad_norm = take_step(policy, optimizer, total)
     lr = optimizer.param_groups[0]["lr"]
     return log.columns() | {"grad_norm": grad_norm, "lr": lr}
 
@@ -301,11 +302,12 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
     if cfg.plain or cfg.loss in NEEDS_LOGITS:
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
         tokens = batch.ids[:, 1:][batch.mask]  # [M]
-        return Output(*choices(logits, tokens), logits)
+        logprobs, entropy = choices(logits, tokens)  # [M] each
+        return Output(logprobs, entropy, logits)
     return Output(*token_logprobs(policy, batch.ids, batch.mask, cfg.temperature))
 
 
-def remember_old_policies(batch: Batch, out: Output, cfg) -> None:
+def compare_with_old_policies(batch: Batch, out: Output, cfg) -> None:
     """At the first pass: set the ratio's denominator, and weigh samples by their age.
 
     The *behaviour* policy drew the samples. The *proximal* policy is the denominator of

@@ -267,10 +267,10 @@ def forward(
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
 
     def linear(x, name):
-        return x @ weights[f"model.layers.{layer}.{name}_proj.weight"].T
+        return x @ weights[f"model.{name}_proj.weight"].T
 
     def heads(x, name):
-        x = linear(x, f"self_attn.{name}").view(B, T, -1, HEAD_DIM)
+        x = linear(x, name).view(B, T, -1, HEAD_DIM)
         return x.transpose(1, 2)  # [B, heads, T, d]
 
     # A token sees itself and what came before it; padding sees only itself.
@@ -287,12 +287,13 @@ def forward(
 
     x = F.embedding(ids, weights["model.embed_tokens.weight"])  # [B, T, D]
     for layer in range(LAYERS):
+        attn, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
         h = norm(x, f"layers.{layer}.input_layernorm")
-        q = norm(heads(h, "q"), f"layers.{layer}.self_attn.q_norm")
-        k = norm(heads(h, "k"), f"layers.{layer}.self_attn.k_norm")
+        q = norm(heads(h, f"{attn}.q"), f"{attn}.q_norm")
+        k = norm(heads(h, f"{attn}.k"), f"{attn}.k_norm")
         q = rotate(q, angle)  # [B, HEADS, T, d]
         k = rotate(k, angle)  # [B, KV_HEADS, T, d]
-        v = heads(h, "v")
+        v = heads(h, f"{attn}.v")
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
             k, v = cache[layer, :, :, :, : start + T]
@@ -300,11 +301,11 @@ def forward(
         q = q.reshape(B, KV_HEADS, n_rep * T, HEAD_DIM)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         y = y.reshape(B, HEADS, T, HEAD_DIM).transpose(1, 2)
-        x = x + linear(y.reshape(B, T, HEADS * HEAD_DIM), "self_attn.o")
+        x = x + linear(y.reshape(B, T, HEADS * HEAD_DIM), f"{attn}.o")
 
         h = norm(x, f"layers.{layer}.post_attention_layernorm")
-        gate = F.silu(linear(h, "mlp.gate"))
-        x = x + linear(gate * linear(h, "mlp.up"), "mlp.down")
+        gate = F.silu(linear(h, f"{mlp}.gate"))
+        x = x + linear(gate * linear(h, f"{mlp}.up"), f"{mlp}.down")
     logits = norm(x[wanted], "norm") @ weights["model.embed_tokens.weight"].T  # [M, V]
     return logits.log_softmax(-1)
 

@@ -143,10 +143,10 @@ def play(
     """
     if not task_seeds:  # there are more processes than tasks
         return []
-    max_context = longest_prompt(policy, sampler, max_tokens)
+    max_prompt = most_prompt_tokens(policy, sampler, max_tokens)
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
-        players += open_group(policy, make_env, seed, g, k, max_context)
+        players += open_group(policy, make_env, seed, g, k, max_prompt)
     # With caches, the next turn reads only what is new.
     keep_cache = getattr(players[0].env, "max_turns", None) != 1
     active = still_playing(players)
@@ -159,7 +159,7 @@ def play(
             sampler, prompts, seeds, caches, max_tokens, temperature, keep_cache
         )
         for player, sample in zip(active, samples):
-            take_turn(policy, player.episode, player.env, sample, max_context)
+            take_turn(policy, player.episode, player.env, sample, max_prompt)
             player.cache = sample.cache if not player.episode.stop_reason else None
         del samples, sample  # with the caches of finished episodes: free their memory
         active = still_playing(active)
@@ -170,7 +170,7 @@ def play(
     return [episodes[g * k : (g + 1) * k] for g in range(len(task_seeds))]
 
 
-def longest_prompt(policy: Policy, sampler, max_tokens: int) -> int:
+def most_prompt_tokens(policy: Policy, sampler, max_tokens: int) -> int:
     """The most tokens a conversation may have if a reply of max_tokens is to follow."""
     context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
     return min(context, getattr(sampler, "max_len", context)) - max_tokens
@@ -182,7 +182,7 @@ def still_playing(players: list[Player]) -> list[Player]:
 
 
 def open_group(
-    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_context: int
+    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_prompt: int
 ) -> list[Player]:
     """k players of one task that have read its prompt.
 
@@ -203,10 +203,10 @@ def open_group(
     why = ""
     if any(p.episode.messages != opening for p in ready):
         why = f"reset({seed}) gave two openings, and a group must share one task"
-    elif len(ids) > max_context:
+    elif len(ids) > max_prompt:
         full = f"a prompt of {len(ids)} tokens leaves no room for a reply"
         cure = "give a lower --max-tokens or shorter tasks"
-        why = f"task {seed}: {full}; at most {max(max_context, 0)} do: {cure}"
+        why = f"task {seed}: {full}; at most {max(max_prompt, 0)} do: {cure}"
     for p in ready:
         if why:
             p.episode.stop_reason, p.episode.error = "error", why
@@ -216,11 +216,11 @@ def open_group(
 
 
 def take_turn(
-    policy: Policy, episode: Episode, env, sample: Sample, max_context: int
+    policy: Policy, episode: Episode, env, sample: Sample, max_prompt: int
 ) -> None:
     """Append one sampled reply, then the environment's answer; or end the episode.
 
-    max_context: the most tokens before a reply. Raises FloatingPointError if a log-prob
+    max_prompt: the most tokens before a reply. Raises FloatingPointError if a log-prob
     is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
 
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
@@ -243,7 +243,7 @@ def take_turn(
             episode.stop_reason = "done" if sample.finished else "truncated"
             return
         _, ids = after_reply(policy, new_messages, env.think)
-        if len(episode.token_ids) + len(ids) > max_context:
+        if len(episode.token_ids) + len(ids) > max_prompt:
             episode.stop_reason = "truncated"  # the next reply would not fit
             return
         episode.messages += new_messages

@@ -51,10 +51,10 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     if not run.saved:  # a new run, or one that was stopped in SFT
         evaluate(cfg, run, policy, rollouts, "before")
         with run.clock("sft"), rollouts.paused(), policy.learning():
-            new_env = partial(guarded, make_env, cfg, cfg.difficulty)
-            losses = sft(policy, new_env, sft_seeds(cfg), cfg, run.stop_if_asked)
-        run.log_sft(losses)
-        run.tell(other_opening(policy, new_env(), task_seeds(cfg, 0)[0]))
+            own_env = partial(guarded, make_env, cfg, cfg.difficulty)
+            found = sft(policy, own_env, sft_seeds(cfg), cfg, run.stop_if_asked)
+        run.log_sft(found)
+        run.tell(other_opening(policy, own_env(), task_seeds(cfg, 0)[0]))
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
@@ -63,6 +63,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     print(refusals.healthy_loss(cfg))
     while not run.finished():
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
+        # (fast/ahead.py calls rollout.play; level: of a curriculum)
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
         # 2 compare: how much better was each episode than the others of its group?
         advantages = advantages_of(groups, cfg)  # [num_tasks, k]
