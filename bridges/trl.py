@@ -69,17 +69,19 @@ class Engine:
         self.spare: list[int] = []  # a prompt to ask for when there is nothing to ask
 
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
-        """One sample of each prompt (k is 1) -> [len(prompts)][1] Samples.
+        """k samples of each prompt -> [len(prompts)][k] Samples.
 
         max_tokens and temperature are the trainer's own (max_completion_length), and seeds are not
         used: the engine draws. Its log-probs are 0 if it does not tell them.
         """
-        self.spare = min(prompts, key=len)
+        asked = [prompt for prompt in prompts for _ in range(k)]
+        self.spare = min(asked, key=len)
         self.anybody(True)
-        return [
-            [Sample(ids, logprobs, bool(ids) and ids[-1] in self.stop_ids)]
-            for ids, logprobs in self.draw(prompts)
+        samples = [
+            Sample(ids, logprobs, bool(ids) and ids[-1] in self.stop_ids)
+            for ids, logprobs in self.draw(asked)
         ]
+        return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]
 
     def draw(self, asked: list[list[int]]) -> list[tuple[list[int], list[float]]]:
         alone = self.trainer.accelerator.num_processes == 1
