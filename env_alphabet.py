@@ -39,7 +39,8 @@ The tasks and the scoring are those of Prime Intellect's alphabet-sort; the word
 prompts and the names are ours. Where its rules leave a choice: the names of one episode
 differ in their first *and* last names, so there is only one right order. A turn that
 was never played scores 0. Blocks inside <think> are thoughts, not attempts. Empty lines
-in a block are dropped.
+in a block are dropped. A block longer than twice the right list plus 500 characters
+scores 0 (MOST_MORE).
 
 Run me: `python env_alphabet.py` plays an episode, then scores three bad players.
 """
@@ -101,8 +102,10 @@ FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 # The most characters that can follow the thinking; a longer reply is taken to have no
 # list. The longest right list has 6,000.
 MOST_ANSWER = 20_000
-# A block this much longer than twice the right list scores 0: it is no list, and to
-# compare it could take seconds.
+# A block this much longer than twice the right list scores 0: to compare it could take
+# seconds, and a reward that replies can hold up is a way to stop a training run. It
+# would be similar by less than 2/3, which is 0.04 to the 8th power. 500 spares a short
+# list with remarks in it; the worst block found that is still compared takes 0.2 s.
 MOST_MORE = 500
 
 # How the scripted expert answers, and so what SFT teaches. Each gives the right list.
@@ -229,7 +232,8 @@ def similarity(predicted: list[str], expected: list[str]) -> float:
     It compares characters: 2 * (how many match) / (how many there are in both). Its
     `autojunk` is left on, as in the public recipe: if the expected text has 200
     characters or more, its frequent letters no longer start a match. That makes long
-    wrong lists score lower, and never affects a right one.
+    wrong lists score lower, and never affects a right one. What is far too long is not
+    compared (MOST_MORE).
     """
     text = lambda lines: "\n".join(line.strip().lower() for line in lines)
     a, b = text(predicted), text(expected)
@@ -264,12 +268,13 @@ def habit_of(task: Task, replies: list[str]) -> str:
     listed = [turn for turn, reply in enumerate(replies) if find_blocks(reply, turn)]
     if not listed:
         return "other"
-    turn, reply = listed[-1], replies[listed[-1]]
-    thinking, lines = split_thinking(reply)[0], find_blocks(reply, turn)[-1].strip()
+    turn = listed[-1]
+    thinking = split_thinking(replies[turn])[0]
     keys = re.findall(r"^[A-Z][a-z]{2} [A-Z]", thinking, re.MULTILINE)
     if len(keys) >= len(task.turns[turn]):
         return "derives"
-    names = [line.strip().removesuffix(NEW) for line in lines.split("\n")]
+    lines = find_blocks(replies[turn], turn)[-1].strip().split("\n")
+    names = [line.strip().removesuffix(NEW) for line in lines]
     given = names_so_far(task, turn)
     if names == given:
         return "given"
@@ -292,8 +297,9 @@ class Alphabet:
 
     def __post_init__(self):
         most = min(len(FIRST), len(LAST))
-        fits = 1 <= self.min_turns <= self.max_turns <= most // max(1, self.max_names)
-        if not fits or not 1 <= self.min_names <= self.max_names:
+        turns_fit = 1 <= self.min_turns <= self.max_turns
+        names_fit = 1 <= self.min_names <= self.max_names
+        if not (turns_fit and names_fit and self.max_turns * self.max_names <= most):
             turns = f"--set min_turns={self.min_turns} max_turns={self.max_turns}"
             names = f"min_names={self.min_names} max_names={self.max_names}"
             need = f"need 1 <= min <= max, and at most {most} names in an episode"
@@ -355,14 +361,14 @@ class Alphabet:
 
 if __name__ == "__main__":
     env = Alphabet(style="derives")
-    messages, done = env.reset(seed=14), False
+    messages = env.reset(seed=14)
+    done = False
     while not done:
         print("user      ", messages[-1]["content"].replace("\n", "\n           "))
         reply = env.expert_reply()
         print("assistant ", reply.replace("\n", "\n           "), "\n")
         messages, done = env.step(reply)
 
-    task, turns = env.task, range(len(env.task.turns))
     players = {
         "expert": right_list,
         "in the given order": lambda task, turn: mark_new(
@@ -376,7 +382,8 @@ if __name__ == "__main__":
         ],
     }
     for player, lines in players.items():
-        env.replies = [write_block(lines(task, turn), turn) for turn in turns]
+        turns = range(len(env.task.turns))
+        env.replies = [write_block(lines(env.task, turn), turn) for turn in turns]
         parts = env.score().items()
         scores = {name: round(x, 2) for name, x in parts if "habit" not in name}
         print(f"{player:20}", scores)

@@ -39,9 +39,10 @@ import string
 from dataclasses import dataclass
 from functools import lru_cache
 
-# tier: (source, shortest and longest string, P(several letters are asked for), fewest
-# and most letters asked for; the alphabet has 26, so no more are)
+# P(several): the chance that more than one letter is asked for. If so, between fewest
+# and most are, but at least 2 and at most the alphabet's 26.
 TIERS = {
+    # tier: (source, shortest string, longest string, P(several), fewest, most)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -129,8 +130,8 @@ def write_reply(task: Task, style: str) -> str:
         '<think>\\nb a1 n a2 n a3\\n</think>\\n<answer>{"a": 3, "q": 0}</answer>'
     """
     counts = dict(zip(task.letters, task.counts))
-    total = json.dumps(counts) if len(counts) > 1 else task.counts[0]
-    answer = f"<answer>{total}</answer>"
+    body = json.dumps(counts if len(counts) > 1 else task.counts[0])
+    answer = f"<answer>{body}</answer>"
     if style == "bare":
         return answer
     if style == "states":

@@ -210,20 +210,25 @@ class Swarm:
     def act(self, reply: str) -> Turn:
         """Carry out a reply. Never raises, whatever the reply is."""
         economy, tool, arguments, calls = self.economy, "", {}, 1
-        ok, own, me = True, False, economy.members[ME]
+        me = economy.members[ME]
+        ok, own = True, False
         try:
             tool, arguments, calls = read_call(reply, self.version)
             tool = tool or "pass_turn"
             can_act = not me.frozen_at or tool == "pass_turn"
             require(can_act, "you are frozen and can only pass")
-            silent = not reply.partition("<tool_call>")[0].strip()
-            may_speak = self.think or calls == 0 or silent and "</think>" not in reply
-            require(may_speak, "you may not think here; give the tool call alone")
+            before = reply.partition("<tool_call>")[0].strip()
+            thinks = calls > 0 and (before != "" or "</think>" in reply)
+            require(
+                self.think or not thinks,
+                "you may not think here; give the tool call alone",
+            )
             result = ACTIONS[tool](economy, ME, **arguments)
             if calls == 0:
                 result = "no tool call found, so you passed"
         except Refused as refusal:
-            ok, result = False, show(str(refusal), 160)
+            ok = False
+            result = show(str(refusal), 160)
             # nothing was done, so the reputation decays as after a pass
             me.passed = True
             calls = max(calls, split_thinking(reply)[1].count("</tool_call>"))
@@ -321,25 +326,31 @@ def brief(turn: Turn) -> str:
     return " ".join([turn.tool, *map(short, turn.arguments.values())])
 
 
+def as_typed(tool: str) -> list[str]:
+    """The arguments of a tool as a person types them: the text comes last."""
+    names = TOOLS.get(tool, ("", {}))[1]
+    return sorted(names, key=lambda name: name == "content")
+
+
 def typed() -> str:
     """What a person types, as a call; "" to quit.
 
-    The text comes last: 'claim_task task_3', 'propose_trade bot_1 2.5 fair data'.
+    'claim_task task_3', 'propose_trade bot_1 2.5 fair data'.
     """
     tool, _, rest = sys.stdin.readline().strip().partition(" ")
-    names = TOOLS.get(tool, ("", {}))[1]
+    names = as_typed(tool)
     values = rest.split(maxsplit=max(0, len(names) - 1))
-    written = lambda name, text: text if names[name] == "number" else json.dumps(text)
-    pairs = zip(sorted(names, key=lambda name: name == "content"), values)
-    arguments = ", ".join(f'"{name}": {written(name, text)}' for name, text in pairs)
-    return "" if tool in ("", "quit") else wrap_call(tool, "{" + arguments + "}")
+    # a number is JSON as it stands
+    in_json = lambda name, x: x if name == "offered_transfer" else json.dumps(x)
+    pairs = [f'"{name}": {in_json(name, x)}' for name, x in zip(names, values)]
+    return "" if tool in ("", "quit") else wrap_call(tool, f"{{{', '.join(pairs)}}}")
 
 
 def play_aloud(env: Swarm, seed: int, human: bool) -> None:
     """An episode, message by message, of the scripted player or of a person."""
     messages, done = env.reset(seed), False
     if human:
-        print("; ".join(" ".join([tool, *names]) for tool, (_, names) in TOOLS.items()))
+        print("; ".join(" ".join([tool, *as_typed(tool)]) for tool in TOOLS), "or quit")
     while not done:
         print(f"{messages[0]['content']}\n")
         reply = typed() if human else env.expert_reply()
@@ -348,6 +359,7 @@ def play_aloud(env: Swarm, seed: int, human: bool) -> None:
             return
         print(f"{reply}\n")
         messages, done = env.step(reply)
+    print(f"the end: {env.log[-1].result}")
 
 
 def print_turns(env: Swarm) -> None:
@@ -372,11 +384,11 @@ def print_score(env: Swarm) -> None:
     print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
 
 
-def evaluate(env: Swarm, n: int, first_seed: int = DEV_SEEDS) -> dict:
+def evaluate(env: Swarm, n: int) -> dict:
     """Every metric over n scenarios, with its 95% interval: {metric: Interval}."""
     import metrics
 
-    episodes = [play(env, first_seed + i) for i in range(n)]
+    episodes = [play(env, DEV_SEEDS + i) for i in range(n)]
     columns = {name: [scores[name] for scores in episodes] for name in episodes[0]}
     return {name: metrics.mean(values) for name, values in columns.items()}
 
@@ -396,6 +408,8 @@ def main() -> None:
     args = parser.parse_args()
     style = args.evaluate or (args.play if args.play in STYLES else "expert")
     env = Swarm(args.difficulty, args.version, style=style)
+    if not 0 <= args.scenario < env.most_tasks:
+        parser.error(f"--scenario {args.scenario}: there are 0 to {env.most_tasks - 1}")
     if not 1 <= args.n <= env.most_tasks:
         parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
     if args.evaluate:

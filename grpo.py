@@ -358,8 +358,11 @@ if __name__ == "__main__":
     # their tokens have left the clip of 1 ± 0.2.
     row = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
-    on_policy = ("on-policy: no token has moved", [0.25] * 4)
-    for title, now in (on_policy, ("after a step", [0.36, 0.30, 0.19, 0.28])):
+    cases = {
+        "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
+        "after a step": [0.36, 0.30, 0.19, 0.28],
+    }
+    for title, now in cases.items():
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
         for name, loss_of in LOSSES.items():
             logprobs = torch.tensor(now).log().requires_grad_()

@@ -304,11 +304,10 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
     slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
     early, late = residuals[: window // 2], residuals[window // 2 :]
-    shown, over = (
-        slope.text(unit=" per 10 updates", sign="+"),
-        f"over the last {window}",
-    )
-    now, settled = level(values[-window:]), False
+    shown = slope.text(unit=" per 10 updates", sign="+")
+    over = f"over the last {window}"
+    settled = False
+    now = level(values[-window:])
     if not within and (slope.low > 0 or slope.high < 0):
         why = f"still moving, {shown} {over}"
     elif not (precise and within):
@@ -318,7 +317,8 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
         went = f"from {early.std():.3f} to {late.std():.3f}"
         why = f"cannot tell yet: {over} the spread went {went}"
     else:
-        settled, now = True, level(values[min(n - window, cuts(values)[-1]) :])
+        settled = True
+        now = level(values[min(n - window, cuts(values)[-1]) :])
         span = f"over the last {now.n} updates"
         why = f"settled at {now.text(2)} {span} ({shown}, within ±{tolerance:g})"
     return Trend(settled, why, slope, window, now)
@@ -388,10 +388,11 @@ def adaptive_window(values) -> int:
 
     values = series(values)
     window = len(values) - cuts(values)[-1]
-    slopes = lambda recent: (
-        stats.linregress(np.arange(len(recent)), recent).pvalue < 0.2
-    )
-    while window >= 2 * LEAST and np.ptp(values[-window:]) and slopes(values[-window:]):
+    while window >= 2 * LEAST:
+        recent = values[-window:]
+        flat = np.ptp(recent) == 0
+        if flat or stats.linregress(np.arange(window), recent).pvalue > 0.2:
+            break
         window //= 2
     return window
 

@@ -287,7 +287,8 @@ def forward(
 
     x = F.embedding(ids, weights["model.embed_tokens.weight"])  # [B, T, D]
     for layer in range(LAYERS):
-        attn, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
+        attn = f"layers.{layer}.self_attn"
+        mlp = f"layers.{layer}.mlp"
         h = norm(x, f"layers.{layer}.input_layernorm")
         q = norm(heads(h, f"{attn}.q"), f"{attn}.q_norm")
         k = norm(heads(h, f"{attn}.k"), f"{attn}.k_norm")

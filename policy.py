@@ -78,8 +78,8 @@ class Policy:
         The model stays in eval mode, without dropout, because we train on the
         distribution that we sampled from. Only gradient checkpointing asks for training
         mode: transformers does it in no other, and fast/machine.py refuses models with
-        dropout. Afterwards the gradients are freed: sampling has better
-        uses for their memory.
+        dropout. Afterwards the gradients are freed: sampling has better uses for their
+        memory.
         """
         self.model.train(self.checkpointing)
         try:
@@ -293,8 +293,8 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     added = tokenizer.added_tokens_decoder.values()
     control = {token.content for token in added if token.special}
     control |= set(tokenizer.all_special_tokens)
-    # <think>, </tool_response>, …: environments ask for <think> in the user's message,
-    # but what a tool says must not end the latter.
+    # <think>, </tool_response>, …: a user's message may ask for <think>, but a tool's
+    # must not close its own </tool_response>.
     markup = {token.content for token in added} | control
     safe = []
     for m in messages:
@@ -316,7 +316,7 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
 
 def broken_up(text: str, tokens: set[str]) -> str:
     """A text with a space in each of these tokens: '<|im_end|>' -> '< |im_end|>'."""
-    for token in tokens:
+    for token in sorted(tokens):  # in the same order in every process
         text = text.replace(token, token[0] + " " + token[1:])
     return text
 

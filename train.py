@@ -14,8 +14,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":  # torchrun's first
-    # before torch is imported
+# Said before torch is imported; of torchrun's processes the first one says it.
+if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("torch is loading, which takes seconds", flush=True)
 
 from bookkeeping import refusals

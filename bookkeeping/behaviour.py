@@ -26,9 +26,19 @@ from swarm.tools import Refused, read_call
 
 SHOWN = 8  # scenarios with a row of their own: those whose episodes are saved
 BY_SCENARIO = (
-    "reward", "payoff", "quality", "diversity", "reputation", "turns_used", "used_claim_task",
-    "used_submit_work", "used_propose_trade", "used_accept_proposal", "turns_acted", "error_rate",
-)  # fmt: skip
+    "reward",
+    "payoff",
+    "quality",
+    "diversity",
+    "reputation",
+    "turns_used",
+    "used_claim_task",
+    "used_submit_work",
+    "used_propose_trade",
+    "used_accept_proposal",
+    "turns_acted",
+    "error_rate",
+)
 
 
 def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
@@ -77,7 +87,8 @@ def changes(a: dict, b: dict) -> list[dict]:
 
 def averages(a: dict, b: dict) -> dict:
     """The table of all measures that changed."""
-    rows, table = changes(a, b), []
+    rows = changes(a, b)
+    table = []
     for row in rows:
         name, gain = row["name"], row["gain"]
         digits, factor, unit = tables.scale(name)
@@ -147,8 +158,9 @@ def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
     What it did differently stands some deviations from the mean; whether that pays in general, the
     rank correlation (Spearman's) says.
     """
-    reward, rows = values(b, "reward"), []
+    reward = values(b, "reward")
     best, n = int(reward.argmax()), len(reward)
+    rows = []
     for name in (name for name in measures(b) if name in NAMES and np.nanstd(values(b, name))):
         v = values(b, name)
         pays = stats.spearmanr(v, reward, nan_policy="omit")

@@ -51,10 +51,22 @@ EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that
 PARTS = ("payoff", "reputation", "quality", "diversity")  # of the swarm's reward
 # Flags that do not make another arm.
 SAME = {
-    "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every", "eval_every",
-    "eval_other_tiers", "micro_tokens", "gradient_checkpointing", "vllm_memory", "vllm_sleep",
+    "seed",
+    "name",
+    "runs",
+    "resume",
+    "threads",
+    "wandb",
+    "device",
+    "save_every",
+    "eval_every",
+    "eval_other_tiers",
+    "micro_tokens",
+    "gradient_checkpointing",
+    "vllm_memory",
+    "vllm_sleep",
     "api_concurrency",
-}  # fmt: skip
+}
 SENTENCE = (
     "First minus second, with its 95% interval; p corrected by Holm's method for the number of "
     "comparisons, winner at 0.05 from the corrected p alone. Tasks only: an arm has a single seed, "
@@ -86,6 +98,8 @@ class Arm:
 
 def read(folder: Path) -> Run:
     """A finished run. ValueError with a sentence if it is none."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
     config = records.record(folder / "config.json")
     evals = clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
@@ -107,7 +121,8 @@ def group(runs: list[Run]) -> list[Arm]:
         flags = {name: value for name, value in run.config.items() if name not in SAME}
         key = json.dumps(flags, sort_keys=True)
         members.setdefault(key, {})[run.config["seed"]] = run
-    flags, arms = [json.loads(key) for key in members], []
+    flags = [json.loads(key) for key in members]
+    arms = []
     for letter, mine, by_seed in zip(map(chr, count(ord("A"))), flags, members.values()):
         differ = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
         words = [f"{name}={mine[name]}" for name in sorted(mine) if differ(name)]
@@ -309,8 +324,9 @@ def main(folders: Positional[list[Path]], out: Path | None = None) -> Path:
     # runs/* contains earlier comparisons too.
     folders = [folder for folder in folders if not (folder / "compare.md").exists()]
     if len(folders) < 2:
-        usage = "python -m bookkeeping.compare runs/a runs/b"
-        raise SystemExit(f"compare needs two run folders or more: {usage}")
+        raise SystemExit(
+            "compare needs two run folders or more: python -m bookkeeping.compare runs/a runs/b"
+        )
     out = out or folders[0].parent / "compare"
     with records.foreign(folders[0]):
         arms = group([read(folder) for folder in folders])

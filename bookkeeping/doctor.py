@@ -14,7 +14,7 @@ log-prob that is not a number does, where it arises, before it can reach a check
     few groups           groups_with_signal  30   the same, now and then right: nothing is learnt
     solved               groups_with_signal  10   no illness, nothing is left to learn
     no gradient          grad_norm           10   a frozen adapter, gradient checkpointing
-    noise, KL            entropy, kl_ref     3    a learning rate that is too high
+    noise, KL            entropy, kl_ref     3, 5 a learning rate that is too high
     cut short            truncated           5    --max-tokens too small, or a stop token not learnt
     errors               errors              3    a bug in the environment
     stop token           stop_trained        1    the end-of-turn token is masked
@@ -58,7 +58,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
-from operator import ge, gt, le, lt
+from operator import ge, gt, le
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +72,13 @@ FEWEST = 10  # updates; fewer say nothing
 SURE = 4.0  # standard errors; asked again and again, 95% will not do
 SURE_AT_END = 3.0  # ... of the final evaluation, which comes once
 MEASURABLE = 2.0  # ... that a 95% interval shows
-EXPLAINED = ("few groups", "entropy collapse", "still")  # not told beside what may explain them
+# {symptom that others may explain, so it is not told beside them: those that do not explain it}
+EXPLAINED = {"few groups": set(), "entropy collapse": {"few groups"}, "still": set()}
 LOOKS = 3_000  # moments at which a log is looked at; a longer one at every second step, and so on
 LONGEST = 1_000  # lines whose rewards count
 STAGES = ("before", "after_sft", "train", "final")  # evaluations that belong to the run
-OURS, JOURNAL = "picoswarm", "learn/FAILURES.md"
+OURS = "picoswarm"
+JOURNAL = "learn/FAILURES.md"
 TEXTS = tomllib.loads(Path(__file__).with_name("cures.toml").read_text(encoding="utf-8"))
 ILLNESSES = TEXTS["symptom"]
 
@@ -130,8 +132,11 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
     for so_far, rules in moments:
         for name, seen in signs(so_far, rules).items():
-            if name not in found and not (found and name in EXPLAINED):
+            explanations = found.keys() - EXPLAINED.get(name, found.keys())
+            if name not in found and not explanations:
                 found[name] = (so_far[-1]["update"], seen)
+    if "entropy collapse" in found:  # it is why few groups have a signal
+        found.pop("few groups", None)
     return dict(sorted(found.items(), key=lambda one: one[1][0]))
 
 
@@ -266,6 +271,21 @@ def collapse(lines: Lines, n: int = 5) -> Found | None:
         }
 
 
+def broken(lines: Lines, n: int = 3) -> Found | None:
+    """A step that is far too large leaves replies that no environment can read.
+
+    This shows long before a reward has anything to fall from.
+    """
+    here = at_level(lines)
+    now = last(here, "format", n)
+    best = max(every(here[:-n], "format"), default=0)
+    if best >= 0.5 and now.max() <= 0.2 * best:
+        return {
+            "broken": f"{best:.0%} of the replies had the right format and now {now.mean():.0%} "
+            "have"
+        }
+
+
 def errors(lines: Lines, n: int = 3) -> Found | None:
     """Episodes in error are left out, so the mean of the others may be one of the easy tasks."""
     failed, played = last(lines, "errors", n), last(lines, "n", n)
@@ -363,51 +383,67 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
         return {"two distributions": f"{much}, from the first update on"}
 
 
-# (symptom, column, for how many updates, beyond what, or beyond how many times what it was in the
-# first updates; the numbers that show it).
-# broken: a step that is far too large leaves replies that no environment can read; this shows long
-# before a reward has anything to fall from.
+# {column: (symptom, for how many updates, beyond what, beyond how many times what it was in the
+# first updates)}. Beyond both, if there are two limits.
 # noise, KL: both start near 0; a policy with more than 1 nat per token has come apart.
 # Of the engine's: bfloat16 makes about 0.01 nats per token: 0.01²/2 of k3 KL, most of it in few
 # tokens. Ten times that is no rounding. Probabilities differ by less than their logarithms.
 # stretch: Σ |log of the loss's ratio| / Σ |log-prob now - when sampled|, over all tokens: 1 for a
 # ratio per token, and at most 1 for gspo's mean.
-LIMITS = [
-    ("cut short", "truncated", 5, gt, 0.5, 0, "{:.0%} of the episodes ran out of tokens"),
-    ("broken", "format", 3, lt, 0, 0.2, "{:.0%} of the replies had the format, and {:.0%} before"),
-    ("noise", "entropy", 3, ge, 1, 3, "the entropy of a token was {:.2f} nats, and {:.2f} before"),
-    ("KL", "kl_ref", 5, ge, 1, 10, "the KL to the reference was {:.3g} nats, and {:.3g} before"),
-    ("stop token", "stop_trained", 1, le, 0.5, 0,
-     "of the replies that ended by themselves, {:.0%} had their end-of-turn token in the loss"),
-    ("sequence ratio", "stretch", 2, ge, 2, 0,
-     "the ratio in the loss moved {:.0f} times as far as a token's log-prob"),
-    ("far off", "clipped", 3, ge, 0.3, 0, "{:.0%} of the tokens were clipped"),
-    ("thrown away", "kept_ratio", 3, le, 0.5, 0,
-     "the importance ratio of sampler and trainer was {:.2f} on average, where 1 is agreement"),
-    ("engine", "mismatch_kl", 3, ge, 0.02, 0,
-     "sampler and trainer disagreed by {:.3g} nats per sampled token (k3 KL)"),
-    ("engine", "mismatch_probability", 3, ge, 0.03, 0,
-     "sampler and trainer disagreed about sampled tokens by {:.3g} in probability"),
-    ("learning rate", "lr", 10, le, 0, 0, "the learning rate was 0"),
-]  # fmt: skip
+LIMITS = {
+    "truncated": ("cut short", 5, gt, 0.5, 0),
+    "entropy": ("noise", 3, ge, 1, 3),
+    "kl_ref": ("KL", 5, ge, 1, 10),
+    "stop_trained": ("stop token", 1, le, 0.5, 0),
+    "stretch": ("sequence ratio", 2, ge, 2, 0),
+    "clipped": ("far off", 3, ge, 0.3, 0),
+    "kept_ratio": ("thrown away", 3, le, 0.5, 0),
+    "mismatch_kl": ("engine", 3, ge, 0.02, 0),
+    "mismatch_probability": ("engine", 3, ge, 0.03, 0),
+    "lr": ("learning rate", 10, le, 0, 0),
+}
+BEYOND = {  # {column: what is said of the mean of those updates, and of the first ones}
+    "truncated": "{:.0%} of the episodes ran out of tokens",
+    "entropy": "the entropy of a token was {:.2f} nats, and {:.2f} before",
+    "kl_ref": "the KL to the reference was {:.3g} nats, and {:.3g} before",
+    "stop_trained": "of the replies that ended by themselves, {:.0%} had their end-of-turn token "
+    "in the loss",
+    "stretch": "the ratio in the loss moved {:.0f} times as far as a token's log-prob",
+    "clipped": "{:.0%} of the tokens were clipped",
+    "kept_ratio": "the importance ratio of sampler and trainer was {:.2f} on average, where 1 is "
+    "agreement",
+    "mismatch_kl": "sampler and trainer disagreed by {:.3g} nats per sampled token (k3 KL)",
+    "mismatch_probability": "sampler and trainer disagreed about sampled tokens by {:.3g} in "
+    "probability",
+    "lr": "the learning rate was 0",
+}
 
 
 def beyond(lines: Lines) -> Found:
     """Columns that are beyond their limit. Samples of older weights may disagree."""
-    found, here = {}, at_level(lines)
-    for symptom, column, n, compare, limit, times, sentence in LIMITS:
+    found = {}
+    here = at_level(lines)
+    for column, (symptom, n, compare, limit, times) in LIMITS.items():
         values, first = last(here, column, n), every(here[:-n][:START], column)
         was = np.median(first) if len(first) else math.nan
         old = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
         if compare(values, max(times * was, limit) if times else limit).all() and not old:
-            found[symptom] = f"in the last {n} updates {sentence.format(values.mean(), was)}"
+            found[symptom] = f"in the last {n} updates " + BEYOND[column].format(values.mean(), was)
     return found
 
 
 RULES = [
-    collapse, silent, few_groups, no_gradient, errors, not_exact, pays_something_else,
-    disagreement, beyond,
-]  # fmt: skip
+    collapse,
+    broken,
+    silent,
+    few_groups,
+    no_gradient,
+    errors,
+    not_exact,
+    pays_something_else,
+    disagreement,
+    beyond,
+]
 
 
 # ------------------------------------------------------------------- rules, after an evaluation
@@ -566,8 +602,13 @@ def warm_up(lines: Lines) -> Found | None:
 
 
 AT_END = [
-    not_a_number, warm_up, entropy_collapse, pays_another_goal, only_in_training, still,
-]  # fmt: skip
+    not_a_number,
+    warm_up,
+    entropy_collapse,
+    pays_another_goal,
+    only_in_training,
+    still,
+]
 
 
 # ------------------------------------------------------------------- the command
@@ -577,23 +618,34 @@ def of_ours(folder: Path) -> logs.Log:
     """A run of ours as a log."""
     lines, evals = (records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals"))
     looked = {column for illness in ILLNESSES.values() for column in illness["columns"]}
+    lines = [{name: v for name, v in line.items() if v is not None} for line in lines]
     seen = {name: name for name in looked if any(name in line for line in lines)}
-    evals = of_run(evals, records.read(folder / "config.json")["sft_steps"])
-    return logs.Log(OURS, lines, seen, [], [str(folder)], evals)
+    sft_steps = records.read(folder / "config.json")["sft_steps"]
+    return logs.Log(OURS, lines, seen, [], [str(folder)], of_run(evals, sft_steps))
 
 
 def answer(log: logs.Log) -> dict:
     """All that there is to say, as one JSON object."""
-    found, told = look_at(log.lines, log.evals), []
+    found = look_at(log.lines, log.evals)
+    if "solved" in found:
+        log.notes.append(f"solved, so no illness: {found.pop('solved')[1]}")
+    told = []
     for name, (step, seen) in found.items():
         illness = ILLNESSES[name]
         columns = [log.theirs[c] for c in (*illness["columns"], "goal") if c in log.theirs]
-        told.append({
-            "name": name, "step": step, "seen": seen, "columns": columns,
-            "causes": illness["causes"], "cure": cure(name, log.framework),
-            "journal": f"{JOURNAL}#{illness['journal']}" if "journal" in illness else "",
-        })  # fmt: skip
-    unlogged, steps = logs.UNLOGGED.get(log.framework, {}), [e["update"] for e in log.lines]
+        told.append(
+            {
+                "name": name,
+                "step": step,
+                "seen": seen,
+                "columns": columns,
+                "causes": illness["causes"],
+                "cure": cure(name, log.framework),
+                "journal": f"{JOURNAL}#{illness['journal']}" if "journal" in illness else "",
+            }
+        )
+    steps = [line["update"] for line in log.lines]
+    unlogged = logs.UNLOGGED.get(log.framework, {})
     return {
         "files": log.files,
         "framework": log.framework,
@@ -655,18 +707,21 @@ def command() -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
     given = parser.parse_args()
     if given.path is None:  # few groups have a signal, and the reward stands still
-        still = {"update": 30, "groups_with_signal": 0.2, "reward": 0.3}
-        return print(symptoms([still] * 30))
+        stands = {"update": 30, "groups_with_signal": 0.2, "reward": 0.3}
+        print(*(f"{name}: {told}" for name, told in symptoms([stands] * 30).items()))
+        return
+    reader = of_ours if (given.path / "evals.jsonl").exists() else logs.read
     try:
-        reader = of_ours if (given.path / "evals.jsonl").exists() else logs.read
-        found = answer(reader(given.path))
-        said, status = text(found), 1 if found["symptoms"] else 0
-    except (ValueError, OSError, *records.NOT_OURS) as error:
-        said = printable(str(error))[:500]
-        found, status = {"error": said}, 2
+        with records.foreign(given.path):
+            found = answer(reader(given.path))
+    except SystemExit as unreadable:
+        found = {"error": str(unreadable)}
+    except ModuleNotFoundError as missing:  # picoswarm[doctor] has no scipy: it is for others' logs
+        found = {"error": f"evaluations need {missing.name}; pip install {missing.name}"}
+    said = json.dumps(found, indent=1) if given.json else found.get("error") or text(found)
     with suppress(BrokenPipeError):  # ... | head
-        print(json.dumps(found, indent=1) if given.json else said, flush=True)
-    raise SystemExit(status)
+        print(said, flush=True)
+    raise SystemExit(2 if "error" in found else bool(found["symptoms"]))
 
 
 if __name__ == "__main__":

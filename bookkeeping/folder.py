@@ -39,6 +39,7 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 from filelock import FileLock, Timeout
@@ -57,6 +58,8 @@ MAY_CHANGE = (
     "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
 )  # fmt: skip
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
+# {type of a flag: what config.json may hold of it}; of other types just these
+SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
 
 # This process's run folder, once it has one: what is said at the end of a run that did not finish
 # depends on what is in it (guard.one_sentence).
@@ -129,7 +132,13 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     own[:] = [folder]
     if saved_cfg.api_base:
         raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, and no training")
+    planned = saved_cfg.updates
     take_typed("--resume", saved_cfg, cfg, typed - {"resume"}, MAY_CHANGE)
+    if saved_cfg.updates != planned:
+        print(
+            f"--updates was {planned} before: the learning rate falls until the last of "
+            f"{saved_cfg.updates}, so it jumps here"
+        )
     vars(cfg).update(vars(saved_cfg), resume="", eval_only="")
     if checkpoint and checkpoint.name != "checkpoint":  # else the next save would keep the damaged
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -150,11 +159,12 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
         )
     lock = claim(folder)
     saved = read(folder / "config.json")
-    unknown = saved.keys() - vars(given)
-    if unknown:
+    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(given)).items()}
+    wrong = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
+    if wrong:
         raise ValueError(
-            f"{folder}/config.json: there is no flag {min(unknown)[:40]!a}; check the path, or "
-            "restore it"
+            f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
+            "check the path, or restore it"
         )
     cfg = type(given)(**saved)
     if CODE.search(cfg.env) and cfg.env != given.env:
@@ -174,7 +184,7 @@ def take_typed(flag: str, cfg, given, names: set[str], may_change) -> None:
         value, was = getattr(given, name), getattr(cfg, name)
         if name not in may_change and value != was:
             raise SystemExit(
-                f"{settings.option(name)} cannot change on {flag}, this run has {was or 'none'}; "
+                f"{settings.option(name)} cannot change on {flag}, this run has {was!r}; "
                 "leave it out, or start a new run for another experiment"
             )
         setattr(cfg, name, value)
@@ -224,11 +234,6 @@ def trim(folder: Path, done: int) -> None:
 # --------------------------------------------------------------------------------- its checkpoints
 
 
-def sibling(folder: Path, ending: str) -> Path:
-    """checkpoint -> checkpoint.old or .new, beside it."""
-    return folder.with_name(f"{folder.name}.{ending}")
-
-
 def checksum(folder: Path) -> str:
     """SHA-256 over names and contents of a checkpoint's files, except the checksum itself.
 
@@ -262,7 +267,7 @@ def save_checkpoint(
     A kill at any moment leaves a whole checkpoint. So does a disk that is full or read-only: that
     raises OSError.
     """
-    new, old = sibling(folder, "new"), sibling(folder, "old")
+    new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
     shutil.rmtree(new, ignore_errors=True)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -287,8 +292,11 @@ def save_checkpoint(
         if isinstance(error, OSError) and error.errno:
             raise
         # safetensors and torch.save report a full disk as SafetensorError and RuntimeError.
-        why = f"the checkpoint could not be written ({type(error).__name__}), is the disk full?"
-        raise OSError(errno.EIO, why, str(folder)) from error
+        raise OSError(
+            errno.EIO,
+            f"the checkpoint could not be written ({type(error).__name__}), is the disk full?",
+            str(folder),
+        ) from error
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
@@ -308,11 +316,11 @@ def find_checkpoint(folder: Path) -> Path | None:
 
     None if there never was one. SystemExit if all that exist are damaged.
     """
-    places = [place for place in (folder, sibling(folder, "old")) if place.exists()]
+    places = [place for place in (folder, folder.with_suffix(".old")) if place.exists()]
     for place in places:
         if is_whole(place):
             return place
-        print(f"{place} is damaged (its checksum does not match), so the one before it is taken")
+        print(f"{place} is damaged (its checksum does not match); looking for the one before it")
     if places:
         raise SystemExit(f"{folder}: no checkpoint is whole; start again or restore it")
     return None
@@ -339,10 +347,10 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer=None) -> tuple[dict,
     except Exception as error:  # bytes that are no pickle raise anything
         if out_of_memory(error):
             raise
-        why = printable(" ".join(str(error).split()))[:200]
+        reason = printable(" ".join(str(error).split()))[:200]
         raise SystemExit(
             f"{folder}: its weights, state.json or optimizer.pt are not those of a checkpoint of "
-            f"this run ({why}); start again or restore it"
+            f"this run ({reason}); start again or restore it"
         ) from None
     return reference, state
 

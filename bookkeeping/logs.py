@@ -183,7 +183,10 @@ def choose(folder: Path) -> list[Path]:
 
 def read(path: Path) -> Log:
     """The log of a file or folder. ValueError of one sentence if there is none."""
-    files, text = choose(path) if path.is_dir() else [path], ""
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder; check the path")
+    files = choose(path) if path.is_dir() else [path]
+    text = ""
     for file in files:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError(f"{file} has more than {MOST_BYTES >> 20} MiB; give its beginning")
@@ -210,9 +213,9 @@ PAIR = re.compile(
 # 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1% (in 2025: Reward: 0.5000)
 # Evaluated aime (Step 5) | …
 STEP = re.compile(r"(?:^|\s)(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
-BETWEEN = re.compile(r"\s*[|\n]\s*(?:- )?|\s-\s")  # a row may be broken into lines
+BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into lines
 SHOWN = re.compile(
-    r"\s*(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)]|$)"
+    r"(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)]|$)"
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
@@ -259,7 +262,7 @@ def console_rows(text: str) -> Iterator[Row]:
     """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}"""
     _, *found = STEP.split(text)
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
-        shown = [SHOWN.match(part) for part in BETWEEN.split(body)]
+        shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
         pairs = [
             ("Eval " * bool(evaluated) + one[1], f"{one[2]}e-2" if one[3] else one[2])
             for one in shown

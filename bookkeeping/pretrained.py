@@ -133,8 +133,7 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     in_range = not index or (index.isdigit() and int(index) < torch.cuda.device_count())
     if not (there.get(kind) and in_range):
         known = [name for name, is_here in there.items() if is_here and name != "meta"]
-        why = f"torch finds none here; there is {', '.join(known)}"
-        raise SystemExit(f"--device {device}: {why}")
+        raise SystemExit(f"--device {device}: torch finds none here; there is {', '.join(known)}")
     return device
 
 

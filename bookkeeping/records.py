@@ -37,8 +37,9 @@ def an_object(text: bytes, place: str) -> dict:
             return found
         raise ValueError("an object is expected")
     except (ValueError, RecursionError) as error:
-        cure = "mend or restore it, or give another run"
-        raise ValueError(f"{place} is damaged ({error}); {cure}") from None
+        raise ValueError(
+            f"{place} is damaged ({error}); mend or restore it, or give another run"
+        ) from None
 
 
 def read(path: Path) -> dict:
@@ -119,8 +120,9 @@ def foreign(folder):
         raise SystemExit(printable(str(error))) from None
     except NOT_OURS as error:
         found = f"{type(error).__name__}: {ascii(str(error))[:100]}"
-        advice = "restore it, or give another"
-        raise SystemExit(f"{folder} holds what no run writes ({found}); {advice}") from None
+        raise SystemExit(
+            f"{folder} holds what no run writes ({found}); restore it, or give another"
+        ) from None
 
 
 def with_exact(evals: list[dict]) -> list[dict]:
@@ -228,7 +230,8 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
 
     ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
     """
-    numbers, out = iter(ratios or []), []
+    out = []
+    numbers = iter(ratios or [])
     tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)  # none came over an API
     for sampled, part in groupby(tokens, key=lambda token: token[1]):
         ids, _, logprobs = zip(*part)

@@ -56,17 +56,36 @@ from metrics import Interval
 STAGES = ("before", "after_sft", "final")  # evaluations that are results; the others are a curve
 TEMPLATE = Path(__file__).parent / "viewer.html"
 OVER_TIME = (
-    "payoff", "quality", "diversity", "reputation", "turns_used",
-    "turns_acted", "error_rate", "format", "truncated", "reply_tokens",
-)  # fmt: skip
+    "payoff",
+    "quality",
+    "diversity",
+    "reputation",
+    "turns_used",
+    "turns_acted",
+    "error_rate",
+    "format",
+    "truncated",
+    "reply_tokens",
+)
 TRAJECTORY = (
-    "exact", "payoff", "quality", "diversity", "reputation", "error_rate", "format",
-    "reply_tokens", "groups_with_signal", "deviation", "entropy", "grad_norm", "mismatch",
+    "exact",
+    "payoff",
+    "quality",
+    "diversity",
+    "reputation",
+    "error_rate",
+    "format",
+    "reply_tokens",
+    "groups_with_signal",
+    "deviation",
+    "entropy",
+    "grad_norm",
+    "mismatch",
     "off_policy_steps",
-)  # fmt: skip
+)
 SAMPLING = ("rollout", "environment", "sync")  # what the seconds of an update go to, and "train"
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
-LONG = ("components", "error", "policy_version", "segments", "messages")  # the rest of it
+LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
 HEALTH = ("reply_tokens", "groups_with_signal", "entropy")  # columns with a curve of their own
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
@@ -79,7 +98,8 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     trained tasks, paired by task; an environment without exact answers (swarm) has none.
     """
     evals = [e for e in records.lines(folder / "evals.jsonl") if e["stage"] in STAGES]
-    evals, results = records.with_exact(evals), {}
+    evals = records.with_exact(evals)
+    results = {}
     for e in evals:
         found = {name: average(values(e, name)).dict() for name in measures(e)}
         results.setdefault(e["tasks"], {})[e["stage"]] = found
@@ -116,6 +136,7 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     known = [line for line in lines if line.get("reward") is not None]
     lines = [{k: v for k, v in line.items() if v is not None} for line in known]
     evals = records.with_exact(evals)
+    episodes.sort(key=time_of)  # an old checkpoint may have been evaluated later
     found = [folder / name for name in ("config.json", "summary.json")]  # at the end it has both
     config, summary = (records.read(f) if f.exists() else {} for f in found)
     if not (summary or lines or evals or episodes):
@@ -130,6 +151,8 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         from bookkeeping import behaviour
 
         sections += behaviour.sections(evals, episodes)
+        for e in episodes:
+            e["calls"] = behaviour.calls_of(e["messages"])
     given = (summary.get("machine") or {}) | summary["config"]
     run = {
         "name": folder.resolve().name,
@@ -225,7 +248,8 @@ def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
     own = own_parts(dict.fromkeys(name for e in evals for name in measures(e)))
     habits = [key for key in known if key.startswith("habit_")]
     names = [key for key in (*TRAJECTORY, *own, *habits) if key in known]
-    size, rows = max(1, len(lines) // 10), []
+    size = max(1, len(lines) // 10)
+    rows = []
     for block in (lines[i : i + size] for i in range(0, len(lines), size)):
         level = metrics.level([line["reward"] for line in block]).text(2)
         cells = [f"{mean_of(block, name):.3g}".replace("nan", "") for name in names]
@@ -333,7 +357,7 @@ def text(run: dict) -> str:
 
 def page(run: dict, episodes: list[dict]) -> str:
     """viewer.html with everything filled in. The same run gives the same bytes."""
-    index, bodies = index_episodes(episodes, run["env"])
+    index, bodies = index_episodes(episodes)
     template = TEMPLATE.read_text(encoding="utf-8")
     script = re.search("<script>(.*?)</script>", template, re.DOTALL)[1]
     compact = {"allow_nan": False, "separators": (",", ":")}
@@ -349,7 +373,7 @@ def page(run: dict, episodes: list[dict]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fill[match[1]], template)
 
 
-def index_episodes(episodes: list[dict], env: str) -> tuple[dict, list[dict]]:
+def index_episodes(episodes: list[dict]) -> tuple[dict, list[dict]]:
     """({"stops", "tasks", "episodes", "ratio"}, bodies) of episodes in order of time.
 
     stops: the moments at which episodes were saved. episodes: a short entry for each. bodies: the
@@ -364,12 +388,8 @@ def index_episodes(episodes: list[dict], env: str) -> tuple[dict, list[dict]]:
         task = (e.get("tasks", ""), e["seed"], prompt)
         at, task = stops.setdefault(stop, len(stops)), tasks.setdefault(task, len(tasks))
         entries.append({name: e.get(name) for name in SHORT} | {"at": at, "task": task})
-        bodies.append({name: e.get(name) for name in LONG})
-        if env == "swarm":
-            from bookkeeping import behaviour
-
-            bodies[-1]["calls"] = behaviour.calls_of(e["messages"])
-    segments = (s for body in bodies for s in body["segments"] or [])
+        bodies.append({name: e[name] for name in LONG if name in e})
+    segments = (s for body in bodies for s in body.get("segments") or [])
     ratios = [r for s in segments for r in s.get("ratios") or [] if r]
     index = {
         "stops": [dict(zip(("source", "u", "stage", "name"), stop)) for stop in stops],

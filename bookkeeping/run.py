@@ -102,7 +102,6 @@ class Run:
         # What an earlier end said is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
         self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
-        self.began -= self.state.seconds["total"]
         hear_signals(self.stopping)
         self.wandb = open_wandb(cfg, self.folder, self.state.wandb_id) if first else None
 
@@ -116,30 +115,44 @@ class Run:
         self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
             self.state = State(**state)
+            self.began -= self.state.seconds["total"]
             self.refuse()
         print(f"resumed {self.folder} after update {self.state.update}")
         if not self.state.code.endswith(code):
             self.state.code += f" then {code}"
-            why = "its environment's code was edited: rewards before and after are not one measure"
-            self.tell({"edited": why})
+            self.tell(
+                {
+                    "edited": "its environment's code was edited: rewards before and after are not "
+                    "one measure"
+                }
+            )
 
     def refuse(self) -> None:
         """ValueError if the run that was saved cannot go on with this config, or in this world."""
-        cfg, done = self.cfg, self.state.update
+        cfg, state = self.cfg, self.state
         most = max(cfg.updates, cfg.max_updates if cfg.until_converged else 0)
-        if done > most:
-            raise ValueError(
-                f"--resume {self.home}: it has done {done} updates, more than the {most} that are "
-                f"asked for; give --updates {done} or more"
-            )
         # A file of rows names its tasks after its contents, and those of its scorer.
         trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
         evals = records.lines(self.home / "evals.jsonl")
-        if {e["tasks"] for e in evals if e["trained"]} - trained:
-            raise ValueError(
-                f"--resume {self.home}: the rows or the scorer of {cfg.env} are not what they "
-                "were; give them back, or start anew"
-            )
+        for wrong, sentence in (
+            (
+                state.update > most,
+                f"it has done {state.update} updates, more than the {most} that are asked for; "
+                f"give --updates {state.update} or more",
+            ),
+            (
+                cfg.curriculum and state.level not in levels_of(cfg.env),
+                f"it was at level {state.level}, which {cfg.env} has no more; give it back, or "
+                "start anew",
+            ),
+            (
+                {e["tasks"] for e in evals if e["trained"]} - trained,
+                f"the rows or the scorer of {cfg.env} are not what they were; give them back, or "
+                "start anew",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"--resume {self.home}: {sentence}")
 
     def reference(self, policy) -> dict[str, torch.Tensor] | None:
         """With --kl: the weights after SFT, {name: weight}; each checkpoint keeps them."""
@@ -152,7 +165,8 @@ class Run:
 
         stats: what the batch earned (evaluate.summarize), and what the update says of itself.
         """
-        state, seconds = self.state, {part: rollouts.seconds[part] for part in SECONDS}
+        state = self.state
+        seconds = {part: rollouts.seconds[part] for part in SECONDS}
         line = {"update": state.update, "level": rollouts.level, **stats}
         line |= {f"seconds_{part}": count for part, count in seconds.items()}
         state.seconds |= {part: state.seconds[part] + count for part, count in seconds.items()}
@@ -162,8 +176,9 @@ class Run:
         records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
         self.lines.append(line)
-        minutes = max(0, self.cfg.updates - state.update) * sum(seconds.values()) / 60
-        tqdm.write(f"{one_line(line)}, {minutes:.0f} min left{records.broken(groups)}")
+        minutes = (self.cfg.updates - state.update) * sum(seconds.values()) / 60
+        left = f", {minutes:.0f} min left" if minutes > 0 else ""
+        tqdm.write(one_line(line) + left + records.broken(groups))
         self.tell(doctor.symptoms(self.lines))
         if self.cfg.curriculum and state.level != self.cfg.difficulty:
             self.climb()
@@ -195,8 +210,8 @@ class Run:
 
     def log_sft(self, found: dict) -> None:
         """What sft() returns: first and last loss, and how many tokens were shown."""
-        self.state.sft, tokens = found["losses"], found["tokens"]
-        self.state.tokens |= {"sft": tokens, "trained": tokens}
+        self.state.sft = found["losses"]
+        self.state.tokens |= {"sft": found["tokens"], "trained": found["tokens"]}
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
@@ -291,7 +306,8 @@ def open_run(cfg, typed: set[str]) -> Run:
         run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
-    level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
+    levels = levels_of(cfg.env)  # loads a class of yours: one sentence if it cannot be loaded
+    level = levels[0] if cfg.curriculum else cfg.difficulty
     return Run(cfg, home, saved, State(level=level, code=run_folder.code_hash(cfg.env)), keep)
 
 
@@ -315,7 +331,7 @@ def one_line(line: dict) -> str:
     """What is printed of an update."""
     low, high = line["reward_low"], line["reward_high"]
     reward = f"update {line['update']:4}  reward {line['reward']:.2f} [{low:.2f}, {high:.2f}]"
-    shown = [f"{title} {line[name]:{how}}" for name, title, how in PRINTED if name in line]
+    shown = [f"{title} {line[name]:{form}}" for name, title, form in PRINTED if name in line]
     waiting = sum(line[f"seconds_{part}"] for part in SECONDS if part != "train")
     return "  ".join([reward, *shown, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"])
 
@@ -338,7 +354,8 @@ def hear_signals(stopping: Event) -> None:
 def machine(policy) -> dict:
     """Where a result was obtained, and by which code: a commit, with -dirty if it was edited."""
     version = lambda name: getattr(sys.modules.get(name), "__version__", "not loaded")
-    gpu, commit = policy.device.type == "cuda", None
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    commit = None
     with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
         commit = subprocess.check_output(
             "git describe --always --dirty --abbrev=40 --exclude=*".split(),
@@ -347,9 +364,8 @@ def machine(policy) -> dict:
             encoding="utf-8",
             timeout=10,
         ).strip()
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {
-        "device": torch.cuda.get_device_name() if gpu else cpu,
+        "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else cpu,
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "peft")},
         "model": policy.name,

@@ -21,27 +21,53 @@ from bookkeeping.records import clean
 
 # Names in the order of the tables. A measure that is not listed comes last, under its own name.
 NAMES = {
-    "reward": "reward", "payoff": "payoff", "quality": "interaction quality",
-    "diversity": "action diversity", "reputation": "reputation, of 1", "turns_used": "turns used",
+    "reward": "reward",
+    "payoff": "payoff",
+    "quality": "interaction quality",
+    "diversity": "action diversity",
+    "reputation": "reputation, of 1",
+    "turns_used": "turns used",
     "turns_acted": "turns in which something was done",
-    "used_claim_task": "tasks claimed", "used_submit_work": "tasks submitted",
+    "used_claim_task": "tasks claimed",
+    "used_submit_work": "tasks submitted",
     "waste": "claims never submitted",
-    "used_propose_trade": "trades proposed", "used_accept_proposal": "trades accepted",
-    "used_reject_proposal": "trades rejected", "used_cancel_proposal": "proposals cancelled",
-    "used_post": "posts", "used_reply": "replies", "used_vote": "votes",
-    "used_pass_turn": "turns passed", "error_rate": "errors, of the turns",
-    "truncated": "cut short", "survival": "not frozen at the end", "gain": "resources gained",
-}  # fmt: skip
+    "used_propose_trade": "trades proposed",
+    "used_accept_proposal": "trades accepted",
+    "used_reject_proposal": "trades rejected",
+    "used_cancel_proposal": "proposals cancelled",
+    "used_post": "posts",
+    "used_reply": "replies",
+    "used_vote": "votes",
+    "used_pass_turn": "turns passed",
+    "error_rate": "errors, of the turns",
+    "truncated": "cut short",
+    "survival": "not frozen at the end",
+    "gain": "resources gained",
+}
 PERCENT = ("error_rate", "format", "truncated", "survival", "exact")
 DIGITS = {
-    "gain": 1, "reply_tokens": 1, "waste": 2, "turns_used": 2, "turns_acted": 2, "extra_calls": 2,
+    "gain": 1,
+    "reply_tokens": 1,
+    "waste": 2,
+    "turns_used": 2,
+    "turns_acted": 2,
+    "extra_calls": 2,
     "self_proposal_errors": 2,
-}  # fmt: skip
+}
 # Entries of our environments' scores that have their places in the report, or are left out of it.
 OURS = (
-    *NAMES, "exact", "format", "fraction", "similarity", "reply_tokens", "floor_missing",
-    "self_proposal_errors", "extra_calls", "toxicity", "quality_gap",
-)  # fmt: skip
+    *NAMES,
+    "exact",
+    "format",
+    "fraction",
+    "similarity",
+    "reply_tokens",
+    "floor_missing",
+    "self_proposal_errors",
+    "extra_calls",
+    "toxicity",
+    "quality_gap",
+)
 MOMENTS = {
     "before": "before SFT",
     "after_sft": "after SFT",
@@ -50,10 +76,15 @@ MOMENTS = {
 }
 ROLLING = 10  # updates
 STYLE = {  # of curves.png
-    "font.size": 8, "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 7,
-    "legend.loc": "lower right", "axes.grid": True, "grid.alpha": 0.25,
+    "font.size": 8,
+    "figure.titlesize": 10,
+    "axes.titlesize": 9,
+    "legend.fontsize": 7,
+    "legend.loc": "lower right",
+    "axes.grid": True,
+    "grid.alpha": 0.25,
     "text.parse_math": False,  # a name may contain a $
-}  # fmt: skip
+}
 
 
 def own_parts(names) -> list[str]:

@@ -1,5 +1,4 @@
-"""Evaluate any model: our tasks over any OpenAI-compatible endpoint, so that GPT, Llama and Qwen
-stand in one table with a run of ours.
+"""Evaluate any model on our tasks over an OpenAI-compatible endpoint, in one table with our runs.
 
     OPENAI_API_KEY=… python train.py --api-base https://HOST/v1 --model NAME
     python -m bookkeeping.compare runs/NAME runs/my-run
@@ -167,12 +166,13 @@ def too_long(error: Exception) -> bool:
     return refused and bool(re.search("context[ _]length", str(error), re.IGNORECASE))
 
 
-def why(end: Endpoint, error: Exception) -> str:
+def reason_of(end: Endpoint, error: Exception) -> str:
     """What went wrong, in one line without the key."""
-    name, told = type(error).__name__, str(error.__cause__ or error)[:300]
-    own = isinstance(error, ValueError | EnvironmentFailed)
-    told = told if own else f"{name}: {told}{HINTS.get(name, '')}"
-    return records.printable(end.safe(" ".join(told.split())))
+    text = str(error.__cause__ or error)[:300]
+    if not isinstance(error, ValueError | EnvironmentFailed):  # those say all themselves
+        name = type(error).__name__
+        text = f"{name}: {text}{HINTS.get(name, '')}"
+    return records.printable(end.safe(" ".join(text.split())))
 
 
 # --------------------------------------------------------------------------------- text and fields
@@ -186,10 +186,14 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
     """
     try:
         response = json.loads(raw)
-        choice, usage = response["choices"][0], response.get("usage") or {}
-        message, cut = choice["message"], choice.get("finish_reason") == "length"
-        content, calls = message.get("content"), message.get("tool_calls") or []
-        content = message.get("refusal") if content is None else content
+        usage = response.get("usage") or {}
+        choice = response["choices"][0]
+        cut = choice.get("finish_reason") == "length"
+        message = choice["message"]
+        calls = message.get("tool_calls") or []
+        content = message.get("content")
+        if content is None:
+            content = message.get("refusal")
         thought = message.get("reasoning_content") or message.get("reasoning")
         said = {"content": "" if content is None else content, "tool_calls": calls}
         if think and not split_thinking(said["content"])[0]:
@@ -201,9 +205,8 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
     if content is None and not (calls or thought or cut):
         raise ValueError("an answer whose message is empty (content is null)")
     end.spent.update(spent)
-    back = {"role": "assistant", "content": content or ""} | (
-        {"tool_calls": calls} if calls else {}
-    )
+    back = {"role": "assistant", "content": content or ""}
+    back |= {"tool_calls": calls} if calls else {}
     return text, back, cut, spent["completion_tokens"]
 
 
@@ -247,7 +250,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
                 talk += [said, *put_back(new, said.get("tool_calls", []))]
     except Exception as error:  # of the endpoint or the environment: it costs this episode only
         if not (episode.turns and too_long(error)):
-            episode.stop_reason, episode.error = "error", why(end, error)
+            episode.stop_reason, episode.error = "error", reason_of(end, error)
             return episode
         episode.stop_reason = "truncated"  # as in our loop
     finish(episode, env)

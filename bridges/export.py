@@ -1,5 +1,4 @@
-"""A trained run becomes a folder that other people's tools read, with a card that says what it is
-and how sure we are of it.
+"""A trained run becomes a folder that other people's tools read, with a card that says what it is.
 
     python -m bridges.export adapter runs/NAME out/     the LoRA adapter alone, in PEFT's format:
                                                         small, needs its base model
@@ -26,6 +25,7 @@ import json
 import shlex
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -139,22 +139,26 @@ def export(
         on_cpu = not rank or "CPU" in summary["machine"]["device"]
         dtype = "float32" if on_cpu else "bfloat16"
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        if kind == "adapter":
-            save_adapter(saved, policy.name, out)
-        else:
-            load_checkpoint(saved, policy)
-            merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
-            merged.to(getattr(torch, dtype)).save_pretrained(out)
-        policy.tokenizer.save_pretrained(out)
-        (out / "README.md").write_text(text, encoding="utf-8")
-        for picture in run.glob("curves.png"):
-            shutil.copy(picture, out)
-        readable(out, "README.md")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
+            made = Path(room) / "made"
+            made.mkdir()
+            if kind == "adapter":
+                save_adapter(saved, policy.name, made)
+            else:
+                load_checkpoint(saved, policy)
+                merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
+                merged.to(getattr(torch, dtype)).save_pretrained(made)
+            policy.tokenizer.save_pretrained(made)
+            (made / "README.md").write_text(text, encoding="utf-8")
+            for picture in run.glob("curves.png"):
+                shutil.copy(picture, made)
+            readable(made, "README.md")
+            made.rename(out)  # whole or not at all
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(out, ignore_errors=True)
-        cure = "make room, or choose another folder"
-        raise SystemExit(f"{out}: {first_line(error)}; nothing was exported, {cure}") from None
+        raise SystemExit(
+            f"{out}: {first_line(error)}; nothing was exported, make room, or choose another folder"
+        ) from None
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
 
 

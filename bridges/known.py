@@ -174,8 +174,8 @@ def open_source(env: str) -> Known:
         return (Rows if kind == "jsonl" else Generator)(name, **options)
     except Exception as error:  # a scorer's file, or the package, may raise anything
         ours = isinstance(error, ValueError | OSError)
-        why = str(error) if ours else f"{type(error).__name__}: {error}"
-        raise ValueError(f"--env {env}: {why}; see docs/tasks.md") from None
+        problem = str(error) if ours else f"{type(error).__name__}: {error}"
+        raise ValueError(f"--env {env}: {problem}; see docs/tasks.md") from None
 
 
 def open_known(env: str, think: bool) -> Known:
@@ -236,8 +236,8 @@ def read_rows(file: str) -> list[dict]:
             if raw.strip():
                 rows.append(read_row(raw) | {"file": file, "line": line})
         except Exception as error:
-            told = f"{type(error).__name__}: {str(error)[:80]}"
-            raise ValueError(f"{file}, line {line}: {A_ROW} ({told})") from None
+            problem = f"{type(error).__name__}: {str(error)[:80]}"
+            raise ValueError(f"{file}, line {line}: {A_ROW} ({problem})") from None
     return rows
 
 
@@ -276,20 +276,20 @@ class Rows(Known):
             self.sides[side].append(row)
         if not (self.sides["training"] and self.sides["development"]):
             raise ValueError(f"its {len(rows)} rows leave none to train on or none for development")
-        odd = [row for row in rows if as_number(row["answer"]) is None]
-        told = "".join(f" ({r['file']}, line {r['line']} has no number)" for r in odd[:1])
-        scorer = scorer or ("exact" if odd else "number")
-        if odd and scorer == "number":
-            raise ValueError(f"the scorer number cannot read all answers{told}")
+        words = [row for row in rows if as_number(row["answer"]) is None]
+        named = "".join(f" ({r['file']}, line {r['line']} has no number)" for r in words[:1])
+        scorer = scorer or ("exact" if words else "number")
+        if words and scorer == "number":
+            raise ValueError(f"the scorer number cannot read all answers{named}")
         self.files = [Path(name) for name in (file, held_out) if name]
         self.expert = load_function(expert, self.files) if expert else None
         self.read = SCORERS.get(scorer)
         self.scorer = None if self.read else load_function(scorer, self.files)
-        counts = {side: len(some) for side, some in self.sides.items()}
+        counts = {side: len(own) for side, own in self.sides.items()}
         self.about = (
             f"{file}: {counts['training']} rows to train on, SFT's demonstrations among them; "
             f"{counts['development']} for development, {counts['held-out']} held out"
-            f"{f' of {held_out}' if held_out else ''}; scored by {scorer}{told}. "
+            f"{f' of {held_out}' if held_out else ''}; scored by {scorer}{named}. "
             "Each is drawn once before any is drawn again, then in a new order. Left out: "
             f"{len(rows) - sum(counts.values())} rows whose question was there before"
         )
@@ -390,8 +390,8 @@ def read_value(text: str):
 
 
 def is_data(answer: str) -> bool:
-    """Is it only words, numbers and lists of them, without anything that could be called?"""
-    return bool(A_LIST.fullmatch(answer)) and "for" not in answer.split()
+    """Is it only words, numbers and lists of them, without a call or a loop?"""
+    return bool(A_LIST.fullmatch(answer)) and "for" not in answer  # "['a'for a in'aa']" is a loop
 
 
 def is_small_sum(answer: str) -> bool:

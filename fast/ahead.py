@@ -79,17 +79,17 @@ class InTurn:
         self.cfg, self.policy, self.sampler = cfg, policy, sampler
         self.make_env, self.task_seeds = make_env, task_seeds
         self.seconds: dict[str, float] = {}
-        self.asked: dict[int, tuple] = {}  # {update: (its level, what waits for its batch)}
+        self.asked: dict[int, tuple] = {}  # {update: (its level, a function that gives its batch)}
 
     def batch(self, update: int, level) -> list[list[Episode]]:
         """The groups [num_tasks][k] of an update; asks for those of the next N updates, too."""
-        cfg, started = self.cfg, time.monotonic()
+        started = time.monotonic()
+        cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
         newest = max(self.asked, default=update - 1)
         for number in range(newest + 1, min(update + cfg.async_rollouts + 1, end)):
-            seeds = parallel.share(self.task_seeds(number))
-            how = (cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
-            job = (partial(self.make_env, level), seeds, *how)
+            env, seeds = partial(self.make_env, level), parallel.share(self.task_seeds(number))
+            job = (env, seeds, cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
             self.asked[number] = level, self.ask(job, update)
         self.level, answer = self.asked.pop(update)  # a curriculum may have gone up since
         groups, self.seconds = answer()
@@ -108,7 +108,10 @@ class InTurn:
         return parallel.gather(self.ask(job, update)()[0])
 
     def ask(self, job: tuple, version: int) -> Callable:
-        """What plays a job by the policy, which has seen `version` updates, when it is called."""
+        """A function that plays a job when it is called. version: updates the policy has seen.
+
+        It returns (groups, seconds by part).
+        """
         return partial(play_job, self.policy, self.sampler, job, version)
 
     @contextmanager
@@ -129,16 +132,17 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
     """Play a job with the weights as they are: (groups, seconds by part).
 
     job: what rollout.play takes, from make_env to sample_seed; it is picklable, so with
-    functools.partial and not lambda. Conversations are played so many tasks at a time as the
-    sampler can keep the caches of.
+    functools.partial and not lambda. If conversations have several turns, no more tasks are played
+    at a time than the sampler can keep the caches of.
     """
     started = time.monotonic()
     sampler.sync(version)
-    synced, timed = time.monotonic(), TimedSampler(sampler)
+    synced = time.monotonic()
     make_env, seeds, *how = job
-    groups, size = [], getattr(sampler, "conversations", None)
+    size = getattr(sampler, "conversations", None)
     if not size or getattr(make_env(), "max_turns", None) == 1:
-        size = max(1, len(seeds))
+        size = max(1, len(seeds))  # all of them
+    timed, groups = TimedSampler(sampler), []
     for first in range(0, len(seeds), size):
         groups += play(policy, timed, make_env, seeds[first : first + size], *how)
     environment = time.monotonic() - synced - timed.seconds
@@ -248,10 +252,10 @@ class SecondProcess:
 
 
 class Ahead(InTurn):
-    """Rollouts that a SecondProcess (it stands where the sampler is) plays ahead of the trainer."""
+    """Rollouts that a SecondProcess plays ahead of the trainer; it is this one's `sampler`."""
 
     def ask(self, job: tuple, version: int) -> Callable:
-        """It waits behind the jobs that were asked for before."""
+        """As above, but the job is played now, after those that were asked for before."""
         return self.sampler.ask(self.policy, job, version)
 
     def close(self) -> None:

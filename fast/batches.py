@@ -177,8 +177,11 @@ class UpdateLog:
     """Sums over the tokens of an epoch; one optimizer step is one epoch."""
 
     def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg, forward):
-        """advantages [G][k]: a number, or a tensor with one per sampled token; chosen: what is
-        trained on, (episode, …) each; cfg: a settings.Config; score: grpo's forward pass."""
+        """advantages [G][k]: a number, or a tensor with one per sampled token.
+
+        chosen: what is trained on, (episode, …) each; cfg: a settings.Config; forward: grpo's
+        forward pass.
+        """
         self.policy, self.cfg, self.forward = policy, cfg, forward
         # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
         self.rounding = 0.03 if in_bfloat16(policy.device) else 1e-3

@@ -1,7 +1,7 @@
 """How likely was each sampled token? The forward pass of training, fast and in little memory.
 
     ids [N, T] -> layers -> hidden [M, D] -> head -> logits [M, V] -> log-probs [M]
-                  hidden_states              Head: never more than a chunk of them at once
+                  hidden_states              token_logprobs: a chunk of them at once
 
 M tokens were sampled. All others (prompts, what an environment says, padding) are only read.
 policy.plain_logprobs computes the same in ten lines. These tricks are exact but for rounding:
@@ -49,7 +49,8 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     """
     from transformers import DynamicCache
 
-    trunk, most = getattr(lm, lm.base_model_prefix), PIECE if ids.device.type == "cpu" else 10**9
+    trunk = getattr(lm, lm.base_model_prefix)
+    most = PIECE if ids.device.type == "cpu" else 10**9
     number = mask.flatten().cumsum(0).view_as(mask)  # [N, T-1] masked tokens up to here
     ends = (mask * torch.arange(1, mask.shape[1] + 1, device=ids.device)).amax(1).tolist()
     lengths = (mask.int().argmax(1) + 1).tolist()  # [N] of what comes before the first masked token
@@ -64,7 +65,8 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
         P = len(prompt)
         read = trunk(input_ids=ids[rows[:1], :P], use_cache=True) if P else None
         for piece in pieces(rows, [end - P for end in ends], most):
-            last, hidden, cache = ends[piece[-1]], [], None  # the last row is the longest
+            last = ends[piece[-1]]  # the last row is the longest
+            hidden, cache = [], None
             wide = lambda x: x.expand(len(piece), *x.shape[1:])  # noqa: B023
             if P:
                 hidden.append(wide(read.last_hidden_state[:, -1:]))

@@ -166,8 +166,9 @@ def cpu_threads(cfg, policy: Policy) -> int:
     most = torch.get_num_threads()
     if cfg.threads or "OMP_NUM_THREADS" in os.environ:
         return cfg.threads or most
-    narrow = policy.lm.config.get_text_config().hidden_size <= NARROW
-    return max(1, int(min(most, MOST_THREADS if narrow else most, quota() or most)))
+    if policy.lm.config.get_text_config().hidden_size <= NARROW:
+        most = min(most, MOST_THREADS)
+    return max(1, int(min(most, quota() or most)))
 
 
 def use_cpu(device, threads: int) -> None:
@@ -323,12 +324,13 @@ def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = 
     talk, opening = conversation(env, s["max_tokens"])
     if s["lora_rank"]:
         learnt, copy = adapter * s["lora_rank"] / 32, wide * weights
-        policy, also = copy + learnt, 0
-    else:  # all weights learn, in float32; the forward pass makes a bfloat16 copy of them
+        policy, cast = copy + learnt, 0
+    else:  # all weights learn, in float32; the forward pass casts them to bfloat16
         learnt = copy = policy = 2 * weights
-        plain, also = plain * ALL_WEIGHTS, weights
+        cast = weights
+        plain *= ALL_WEIGHTS
     activations = checkpointed if s["gradient_checkpointing"] else plain
-    update = wide * (LOGITS + also + activations * max(s["micro_tokens"], talk) / 1024)
+    update = wide * (LOGITS + cast + activations * max(s["micro_tokens"], talk) / 1024)
     held = CONTEXT + policy + 2 * learnt  # Adam has two moments of all that learns
     if engine == "vllm":
         rollout = s["vllm_memory"] * card.gib
@@ -403,12 +405,15 @@ def choose_model(
     why = "a CPU was asked for" if torch.cuda.is_available() else "no CUDA device"
     if on_card:
         card, asked = card_of(device), asked or {}
-        for model, settings, peak in choices(env, card, engine_for(asked, device), asked):
+        fitting = list(choices(env, card, engine_for(asked, device), asked))
+        for model, settings, peak in fitting:
             if within_reach(model):
                 how = f"with {typed(settings) or 'the defaults'} (about {peak:.0f} GB, computed)"
                 return model, f"{model}: the choice for {card}, {how}", settings
         flags = typed({flag: value for flag, value in asked.items() if flag in DEFAULTS})
-        why = f"no Qwen3 fits {card} with --env {env} {flags}".strip() + " and can be reached"
+        why = f"no Qwen3 fits {card} with --env {env} {flags}".strip()
+        if fitting:
+            why = f"the hub cannot be reached for {model}, and the cache does not have it"
     small = PICO_SWARM if env == "swarm" else PICO
     fallback = f"so the embedded {small.name} (0.9M parameters) plays the policy"
     return str(small), f"{why}, {fallback}", {}
@@ -429,10 +434,10 @@ def advise(model: str, env: str, device, asked: dict) -> str:
     if found and not found[0]:
         return ""
     more = f"it fits with {typed(found[0])}" if found else "no setting that we know makes it fit"
-    told = f"by the plan it does not fit {card}: {more}"
+    misfit = f"by the plan it does not fit {card}: {more}"
     if asked.get("async_rollouts"):
-        raise ValueError(f"{model} with --async-rollouts, whose second process shares it; {told}")
-    return f"; {told}"
+        raise ValueError(f"{model} with --async-rollouts, whose second process shares it; {misfit}")
+    return f"; {misfit}"
 
 
 def typed(settings: dict) -> str:

@@ -97,8 +97,9 @@ class TorchSampler:
         return [found[g] for g in range(len(prompts))]
 
     def _batch(self, prompts, k, max_tokens, temperature, seeds, caches, keep):
-        decoder, device, P = self.decoder, self.policy.device, max(map(len, prompts))
+        decoder, device = self.decoder, self.policy.device
         # Prompts are padded on the left, so that all end at the same place.
+        P = max(map(len, prompts))
         ids = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # [G, P]
         pad = torch.tensor([P - len(p) for p in prompts], device=device)  # [G]
         draws = [np.random.default_rng(seed).random(max_tokens) for row in seeds for seed in row]
@@ -298,10 +299,11 @@ class FastDecoder(Decoder):
 
     def run(self, ids: torch.Tensor) -> torch.Tensor:
         """The next tokens, ids [B, S] -> the logits after the last of them [B, V]."""
-        (B, S), begin, n_q, n_kv, d = ids.shape, self.slot, self.n_q, self.n_kv, self.head_dim
+        (B, S), n_q, n_kv, d = ids.shape, self.n_q, self.n_kv, self.head_dim
         group, n_qk = n_q // n_kv, n_q + n_kv
         norm = lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
-        self.slot = end = begin + S
+        begin, end = self.slot, self.slot + S
+        self.slot = end
         key = torch.arange(end, device=ids.device)
         query = key[begin:, None]  # [S, 1]
         # Query i sees key j if j <= i and j is no padding. Padding sees itself: no key gives NaN.
@@ -367,17 +369,20 @@ TIMES = 6
 
 
 def make_decoder(policy: Policy) -> Decoder:
-    """The fast decoder if it computes what the model computes, else the plain one; `why` tells."""
-    plain, config = PlainDecoder(policy), policy.lm.config
-    plain.why = "plain decoder, many times slower than the fast one: "
+    """The fast decoder if it computes what the model computes, else the plain one.
+
+    Its `why` is a line that says which one it is, and for what reason.
+    """
+    plain, kind = PlainDecoder(policy), policy.lm.config.model_type
+    slow = "plain decoder, many times slower than the fast one"
     # A window, or angles that change with the text, would not show in a short test prompt.
-    if config.model_type not in FAMILIES or not attends_to_all(config):
-        plain.why += f"{config.model_type} is another architecture, or has a window"
+    if kind not in FAMILIES or not attends_to_all(policy.lm.config):
+        plain.why = f"{slow}, which does not know {kind}, or not with this window or RoPE"
         return plain
     fast = FastDecoder(policy)
     gap, rounding = differences(fast, policy)
-    why = f"its log-probs are {gap:.1g} nats from the model's, rounding alone {rounding:.1g}"
-    fast.why, plain.why = f"fast decoder: {why}", plain.why + why
+    measured = f"its log-probs are {gap:.1g} nats from the model's, rounding alone {rounding:.1g}"
+    fast.why, plain.why = f"fast decoder: {measured}", f"{slow}: {measured}"
     limit = 1e-4 if fast.embed.dtype == torch.float32 else 0.03
     return fast if gap < max(limit, TIMES * rounding) else plain
 

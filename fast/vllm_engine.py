@@ -152,7 +152,6 @@ class VllmSampler:
         self.policy, self.seeded, self.sleeps = policy, seeded, sleeps
         self.llm = load_engine(policy, memory, cpu_cache, sleeps, longest)
         self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
-        self.awake = True
         self.syncs, self.adapter = 0, None
         self.home = tempfile.TemporaryDirectory(prefix="picoswarm-")  # of adapters, two at a time
         self.sync(0)  # the policy may have learnt something since its base weights were loaded
@@ -183,19 +182,8 @@ class VllmSampler:
                 f"vLLM does not take the adapter {folder} ({first_line(error)}); "
                 "take --engine torch"
             ) from error
-        self._check_adapter()
         if old:
             shutil.rmtree(old.lora_path, ignore_errors=True)
-
-    def _check_adapter(self) -> None:
-        """RuntimeError unless vLLM holds our newest adapter and no other."""
-        held, mine = self.llm.llm_engine.list_loras(), self.adapter.lora_int_id
-        if held != {mine}:
-            raise RuntimeError(
-                f"vLLM holds the adapters {sorted(held)} where number {mine} "
-                f"({self.adapter.lora_name}) should be the only one; call sync before sampling, "
-                "and let nothing else add or remove adapters"
-            )
 
     def _reload(self) -> None:
         """Copy every weight of the policy into vLLM's, which converts it as it did at the start.
@@ -220,15 +208,12 @@ class VllmSampler:
         """
         from vllm import SamplingParams
 
-        assert self.awake, "wake the engine before sampling"
         longest = max(map(len, prompts), default=0)
         if longest + max_tokens > self.max_len:
             raise ValueError(
                 f"a conversation of {longest} tokens and a reply of up to {max_tokens} are more "
                 f"than the {self.max_len} that vLLM was started for; lower --max-tokens"
             )
-        if self.adapter:
-            self._check_adapter()
         how = {
             "temperature": temperature,
             "top_p": 1.0,
@@ -281,7 +266,6 @@ class VllmSampler:
             yield
             return
         self.llm.sleep(level=1)  # level 2 drops the weights: noise until the next sync
-        self.awake = False
         yield
         torch.cuda.empty_cache()  # torch still holds what the backward pass used
         try:
@@ -291,7 +275,6 @@ class VllmSampler:
                 f"vLLM found too little of the card free to wake up ({first_line(error)}); "
                 "lower --micro-tokens, or vLLM's share of the card"
             ) from error
-        self.awake = True
 
     def close(self) -> None:
         """Drop the engine and its memory, before another one starts in this process."""

@@ -1,32 +1,35 @@
-"""What only a card can show, into results/card.json. Without a card it runs on the CPU.
+"""What only a card can show, into results/card.json.
 
     python -m lab.card same pico_base      # the CPU's numbers: log-probs, replies, gradients
     python -m lab.card big 2 16 256        # Qwen3-4B's shape: seconds and memory, and the plan's
 
-`big` plays so many tasks with so many samples and so many tokens. A 4B needs no download: its
-weights are random, and no reply ends by itself. Our own sampler samples, and not vLLM.
+`big` plays 2 tasks with 16 samples of 256 tokens. A 4B needs no download: its weights are random,
+and no reply ends by itself. Our own sampler samples, and not vLLM. Without a card both run on the
+CPU, and nothing is written.
 """
 
 import shutil
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
 import torch
+import tyro
+from tyro.conf import Positional
 
 import grpo
 from fast import machine
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
-from lab.speed import SEEDS, new_env
+from lab.speed import SEEDS, new_env, tossed
 from lab.tables import RESULTS, keep
 from policy import PICO, adam, load_policy
 from rollout import play
 from settings import Config
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ON_CARD = torch.cuda.is_available()
+DEVICE = "cuda" if ON_CARD else "cpu"
 SHAPE = dict(  # Qwen3-4B's
     hidden_size=2560,
     num_hidden_layers=36,
@@ -42,9 +45,9 @@ SHAPE = dict(  # Qwen3-4B's
 
 # ------------------------------------------------------------------------------- the same numbers
 def same(model: str, rank: int, tasks: int = 8, k: int = 4, longest: int = 128) -> dict:
-    """The CPU in float32 beside the card: greedy replies, log-probs [nats], gradients of the losses.
+    """The CPU in float32 beside the card: greedy replies, log-probs [nats], each loss's gradient.
 
-    rank 0 trains all weights, in float32 on the card too; with LoRA its frozen weights are bfloat16.
+    rank 0 trains all weights, in float32 on the card too; with LoRA its frozen ones are bfloat16.
     What an update computes is bfloat16 there in both cases (fast/logprobs.py).
     """
     home, there = (load_policy(model, rank, 2 * rank, device) for device in ("cpu", DEVICE))
@@ -65,6 +68,12 @@ def same(model: str, rank: int, tasks: int = 8, k: int = 4, longest: int = 128) 
     return found
 
 
+def both_widths(model: Positional[str]) -> dict:
+    """`same` with the card's weights in float32, and in bfloat16: {arm: numbers}."""
+    widths = {"float32": 0, "bfloat16": 32}
+    return {f"same {model} {width}": same(model, rank) for width, rank in widths.items()}
+
+
 @torch.no_grad()
 def gap(home, there, episode) -> torch.Tensor:
     """By how much the two differ about each sampled token's log-prob: [M]."""
@@ -78,9 +87,9 @@ def gap(home, there, episode) -> torch.Tensor:
 def gradient(policy, groups, loss: str) -> torch.Tensor:
     """Of one update, in one row [P]. The adapter's B is 0 at first, so A's part is 0."""
     cfg = Config(loss=loss, importance="clip", max_tokens=320, micro_tokens=8192)
-    tossed = torch.tensor([[1.0, -1.0] * (len(groups[0]) // 2)] * len(groups))  # [G, k]
     with policy.learning():
-        grpo.update(policy, adam(policy, 0.0), groups, tossed, cfg)
+        advantages = tossed(len(groups), len(groups[0]))
+        grpo.update(policy, adam(policy, 0.0), groups, advantages, cfg)
         found = [weight.grad.flatten().float().cpu() for weight in policy.trainable().values()]
     return torch.cat(found)
 
@@ -99,19 +108,19 @@ def random_model(folder: Path) -> Path:
 
 def clocked(act) -> tuple[object, dict]:
     """What it returns, and its seconds and GiB: what tensors took on the card, at most."""
-    on_card, start = DEVICE == "cuda", time.perf_counter()
-    if on_card:
+    if ON_CARD:
         torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
     found = act()
-    if on_card:
+    if ON_CARD:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    most = torch.cuda.max_memory_allocated() / 2**30 if on_card else machine.peak_memory()
+    most = torch.cuda.max_memory_allocated() / 2**30 if ON_CARD else machine.peak_memory()
     return found, {"seconds": seconds, "gib": most}
 
 
-def big(tasks: int = 8, k: int = 16, longest: int = 2048) -> dict:
-    """An update with a large model's defaults for letters; then one task's with what saves memory."""
+def big(tasks: Positional[int], k: Positional[int], longest: Positional[int]) -> dict:
+    """An update with a large model's defaults for letters; then of one task, saving memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as room:
         policy = load_policy(str(random_model(Path(room) / "model")), 32, 64, DEVICE)
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
@@ -119,33 +128,25 @@ def big(tasks: int = 8, k: int = 16, longest: int = 2048) -> dict:
     groups, sampling = clocked(partial(play, policy, sampler, new_env, seeds, k, longest, 1.0, 0))
     sampling["tokens"] = sum(sum(episode.sampled) for group in groups for episode in group)
     found = {"parameters": policy.n_parameters, "sampling": sampling, "training": []}
-    card = machine.card_of(policy.device) if DEVICE == "cuda" else machine.Card(80.0)
-    saving = ({"micro_tokens": 4096}, {"gradient_checkpointing": True})
-    for more, n in (({}, tasks), ({}, 1), *((flags, 1) for flags in saving)):
+    card = machine.card_of(policy.device) if ON_CARD else machine.Card(80.0)
+    flags = ({}, {}, {"micro_tokens": 4096}, {"gradient_checkpointing": True})
+    for n, more in zip((tasks, 1, 1, 1), flags):
         cfg = Config(importance="clip", max_tokens=longest, k=k, **{"micro_tokens": 8192} | more)
         if cfg.gradient_checkpointing:
             machine.checkpoint_activations(policy)
-        toss = torch.tensor([[1.0, -1.0] * (k // 2)] * n)  # [n, k]
+        update = partial(grpo.update, policy, optimizer, groups[:n], tossed(n, k), cfg)
         with sampler.asleep(), policy.learning():
-            stats, line = clocked(partial(grpo.update, policy, optimizer, groups[:n], toss, cfg))
+            stats, line = clocked(update)
         planned = machine.plan(machine.BIG, "letters", card, "torch", more | {"k": k})
         line |= {"settings": more, "tasks": n, "planned": planned.training}
         line |= {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
         found["training"].append(line)
-    return found | {"planned_sampling": planned.sampling}
-
-
-def main(what: str = "same", *words: str) -> None:
-    model = words[0] if words else "pico_base"
-    if what == "big":
-        arms = {f"big {' x '.join(words)}": big(*map(int, words))}
-    else:
-        wide = {"float32": 0, "bfloat16": 32}
-        arms = {f"same {model} {name}": same(model, rank) for name, rank in wide.items()}
-    card = torch.cuda.get_device_name() if DEVICE == "cuda" else "no card"
-    head = {"made_by": "python -m lab.card, with an arm's words", "machine": card}
-    keep(RESULTS / "card.json", head | {"torch": torch.__version__}, arms)
+    return {f"big {tasks} x {k} x {longest}": found | {"planned_sampling": planned.sampling}}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    arms = tyro.extras.subcommand_cli_from_dict({"same": both_widths, "big": big})
+    print(arms)
+    if ON_CARD:
+        made = {"made_by": "python -m lab.card, with an arm's words", "torch": torch.__version__}
+        keep(RESULTS / "card.json", made | {"machine": torch.cuda.get_device_name()}, arms)

@@ -175,13 +175,14 @@ def main(name: str = "") -> None:
         sys.exit(f"{name}: there is no such claim; choose one of {', '.join(CLAIMS)}")
     claim = CLAIMS[name]
     print(f"{claim['sentence']}\n\nSource: {claim['source']}.\nAs tested: {claim['reading']}")
-    print(
-        f"{claim.get('ours', '')}\n\nresults/claims.json: number | predicted | measured | n | verdict"
-    )
+    print(claim.get("ours", ""))
+    print("\nresults/claims.json (* decides): number | predicted | measured | n | verdict")
     for check in checks(name) + checks(name, beside=True):
         said = "" if check.figure is None else number(check.figure, check, check.figure)
-        print("  " + " | ".join([*row(check), said and f"the document: {said}"]))
-    print(f"\nIts runs, for the seeds 0 to {LOOKS[0] - 1} (more: LOOKS in lab/claims.py):")
+        columns = " | ".join([*row(check), said and f"the document: {said}"])
+        print(f"  {'*' if check.decides else ' '} {columns}")
+    runs = f"Its runs, for the seeds 0 to {LOOKS[0] - 1} (more: LOOKS in lab/claims.py):"
+    print("\n" + (runs if "arms" in claim else "It has no runs: scripts played it."))
     for arm, flags in claim.get("arms", {}).items():
         print(f"  python train.py {claim['flags']} {flags} --name {name}-{arm}-SEED --seed SEED")
 

@@ -1,6 +1,6 @@
 """docs/live: the trained model in a page, with the snapshots of one run to slide through.
 
-    python -m lab.live             # the page's data; trains the run first, if runs/live-0 is not there
+    python -m lab.live             # the page's data; trains runs/live-0 first, if it is not there
     python -m lab.live --lines     # the lines of the page's links, after a chapter has changed
 
 The run is train.py's letters run, seed 0. A run overwrites its checkpoint, so the adapter is copied
@@ -14,13 +14,13 @@ import html
 import json
 import re
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
+import tyro
 from safetensors.torch import load_file
 
 import metrics
@@ -232,8 +232,9 @@ def with_lines(page: str) -> str:
     return LINK.sub(renew, page)
 
 
-def main(words: list[str]) -> None:
-    if words == ["--lines"]:
+def main(lines: bool = False) -> None:
+    """lines: only bring the page's links up to date."""
+    if lines:
         page = PAGE / "index.html"
         page.write_text(with_lines(page.read_text()))
         return
@@ -242,4 +243,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    tyro.cli(main)

@@ -6,9 +6,9 @@
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
 have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, threads, AdamW,
-and one optimizer step. No reply ends before its time. Rewards are 0 and 1 in turn, so that every
-group has a signal. TRL gets what makes it fast: no checkpointing, no logs, and the batch and number format
-that you name.
+and one optimizer step. No reply ends before its time, so each side makes tasks x k x reply tokens.
+Rewards are 0 and 1 in turn, so that every group has a signal. TRL gets what makes it fast: no
+checkpointing, no logs, and the batch and number format that you name.
 
 In each round every side runs once, in a process of its own, which warms up before it is timed. The
 rounds stand in the file as they were measured, beside the arms that it had before; memory is that
@@ -78,11 +78,16 @@ def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
 
 
 def seconds(batch: Callable[[int], object]) -> float:
-    """Of batch(1). batch(0) warms up."""
+    """How long batch(1) takes, after batch(0) has warmed up."""
     batch(0)
     start = time.perf_counter()
     batch(1)
     return time.perf_counter() - start
+
+
+def tossed(tasks: int, k: int) -> torch.Tensor:
+    """Advantages [tasks, k] of 1 and -1 in turn: training takes as long, whatever was right."""
+    return (1.0 - 2.0 * (torch.arange(k) % 2)).expand(tasks, k)
 
 
 # ------------------------------------------------------------------------------- the sides
@@ -90,7 +95,6 @@ def seconds(batch: Callable[[int], object]) -> float:
 def update_ours(setup: Setup) -> float:
     policy, _ = load(setup, 32)
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
-    toss = torch.tensor([[1.0, -1.0] * (setup.k // 2)] * setup.tasks)  # [tasks, k]
     cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
 
     def batch(step: int) -> None:  # as in train.py
@@ -98,7 +102,7 @@ def update_ours(setup: Setup) -> float:
         seeds = [SEEDS + step * setup.tasks + i for i in range(setup.tasks)]
         groups = play(policy, sampler, new_env, seeds, setup.k, setup.reply, 1.0, step)
         with sampler.asleep(), policy.learning():
-            update(policy, optimizer, groups, toss, cfg)
+            update(policy, optimizer, groups, tossed(setup.tasks, setup.k), cfg)
 
     return seconds(batch)
 

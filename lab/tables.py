@@ -46,8 +46,10 @@ def read(name: str) -> dict:
 
 
 def keep(file: Path, head: dict, arms: dict) -> None:
-    """Put arms into a result, beside those that it has. A line for each, so that a diff shows
-    what has grown."""
+    """Put arms into a result, beside those that it has.
+
+    Each arm has a line of its own, so that a diff shows what has grown.
+    """
     data = json.loads(file.read_text(encoding="utf8")) if file.exists() else {}
     arms = data.pop("arms", {}) | arms
     short = partial(json.dumps, separators=(",", ":"), ensure_ascii=False)
@@ -605,20 +607,16 @@ def sampling(row: dict) -> str:
 
 
 TABLES |= {
-    "speed": lambda: (
-        made(  # beside TRL, transformers and vLLM; the share of what the cores could do
-            hardware("speed"),
-            {
-                "what": "{what}",
-                "against": "{against}",
-                "theirs": of_side("theirs"),
-                "ours": of_side("ours"),
-                "times as fast, or as little [least, most]": lambda row: times_as_fast(
-                    row["ratio"]
-                ),
-                "ours, of the limit": "{of_limit:.0%}",
-            },
-        )
+    "speed": lambda: made(  # beside TRL, transformers and vLLM; the limit is that of the cores
+        hardware("speed"),
+        {
+            "what": "{what}",
+            "against": "{against}",
+            "theirs": of_side("theirs"),
+            "ours": of_side("ours"),
+            "times as fast, or as little [least, most]": lambda row: times_as_fast(row["ratio"]),
+            "ours, of the limit": "{of_limit:.0%}",
+        },
     ),
     "cost": lambda: made(  # what a run of each environment costs on a CPU
         hardware("cost"),

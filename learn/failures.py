@@ -44,16 +44,13 @@ SHORT = {
 }
 
 
-# `labels[eos == pad] = -100`: if padding and end-of-turn are one token, both are masked.
-
-
 def without_stop(e):
+    """`labels[eos == pad] = -100`: if padding and end-of-turn are one token, both are masked."""
     return replace(e, sampled=[*e.sampled[:-1], False]) if e.stop_reason == "done" else e
 
 
-def batches_without_stop(
-    right, chosen, *rest
-):  # of (episode, advantages and weights of its tokens)
+def batches_without_stop(right, chosen, *rest):
+    """chosen: [(episode, advantages of its tokens, their weights)]."""
     shorter = [(without_stop(e), a, w) for e, a, w in chosen]
     return right([(e, a[: e.reply_tokens], w[: e.reply_tokens]) for e, a, w in shorter], *rest)
 
@@ -82,11 +79,11 @@ def ratio_of_sequence(right, batch, out):
     return total[batch.row].exp()
 
 
-# SFT uses the model's chat template, RL sends plain text: two ways to make a prompt.
-demonstrating = []
+demonstrating = []  # is SFT making a demonstration just now? Not empty: yes
 
 
 def plain_prompt(right, policy, messages, tools, think):
+    """SFT uses the model's chat template, RL sends plain text: two ways to make a prompt."""
     if demonstrating:
         return right(policy, messages, tools, think)
     from rollout import encode  # here, because settings.py reads this file

@@ -132,17 +132,19 @@ def clipped_loss(now, old, A, eps, eps_high):
     return torch.stack([of_token(*token) for token in zip(now[:, None], old[:, None], A[:, None])])
 
 
+def token_logprobs(logits, ids, mask):
+    """Of a policy whose model gives these logits."""
+    model = lambda **_: SimpleNamespace(logits=logits[:, :-1])
+    return plain_logprobs(SimpleNamespace(model=model), ids, mask)[0]
+
+
 REAL = {
     "partial_reward": lambda task, reply: score_reply(task, reply, "partial", True)["reward"],
     "conversation": conversation,
     "draw": lambda logits, uniform, temperature: tuple(
         found.item() for found in sampler.draw(logits[None], torch.tensor([uniform]), temperature)
     ),
-    "token_logprobs": lambda logits, ids, mask: (
-        plain_logprobs(  # of a model that gives these logits
-            SimpleNamespace(model=lambda **_: SimpleNamespace(logits=logits[:, :-1])), ids, mask
-        )[0]
-    ),
+    "token_logprobs": token_logprobs,
     "group_advantages": grpo.group_advantages,
     "token_weights": grpo.token_weights,
     "clipped_loss": clipped_loss,
@@ -286,7 +288,8 @@ def verdict(name: str, function) -> str:
             told = " ".join(str(error).split())[:200]
             return f"not yet: {given} raises {type(error).__name__}: {told}"
         if not same(found, wanted):
-            return f"not yet: {given} gives {shown(found)} and should give {shown(wanted)}"
+            what = " (the values, then their gradient)" if name in WITH_SLOPE else ""
+            return f"not yet: {given} gives {shown(found)} and should give {shown(wanted)}{what}"
     return "right"
 
 

@@ -274,9 +274,10 @@ def end_step(economy: Economy) -> None:
     decay_and_freeze(economy)
     lapse(economy)
     economy.step += 1
-    (epoch, step), shift = divmod(economy.step - 1, STEPS), economy.scenario.shift
-    if step == 0 and epoch < EPOCHS:  # a new epoch, counted from 0
+    epoch, step_of_epoch = divmod(economy.step - 1, STEPS)  # both from 0
+    if step_of_epoch == 0 and epoch < EPOCHS:
         economy.tasks |= {task.id: task for task in economy.to_come[epoch]}
+        shift = economy.scenario.shift
         if shift and shift[0] == epoch + 1:
             _, name, value = shift
             economy.rules[name] = value
@@ -324,7 +325,7 @@ def lapse(economy: Economy) -> None:
         if task.holder == ME:
             tell(economy, f"{task.id} is past its deadline")
     for proposal in list(economy.proposals.values()):
-        sides = economy.members[proposal.proposer], economy.members[proposal.receiver]
+        sides = [economy.members[name] for name in (proposal.proposer, proposal.receiver)]
         old = economy.step - proposal.step >= PATIENCE
         if old or any(side.frozen_at for side in sides) or not payable(economy, proposal):
             del economy.proposals[proposal.id]

@@ -65,6 +65,7 @@ from swarm.economy import (
     APPEAL_STEPS,
     EPOCHS,
     ME,
+    SHARPNESS,
     STEPS,
     Economy,
     Interaction,
@@ -97,7 +98,7 @@ def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement
 
 def proxy(*signals: float) -> float:
     """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
-    return sigmoid(2 * v_hat(*signals))
+    return sigmoid(SHARPNESS * v_hat(*signals))
 
 
 def social(p):
@@ -289,36 +290,37 @@ FAST = {"tax": 0.05, "decay": 0.99, "threshold": 15.0}  # swarm/economy.py's, pe
 AGENTS, SHARES = 8, range(6)  # so many of the eight are deceptive
 
 
-def audit_rate(belief: Belief, p: float, flagged: bool, usual=0.1, surprised=0.5) -> float:
+def audit_rate(belief: Belief, p: float, flagged: bool) -> float:
     """The fast tier's trigger: the share of accepted deals that are audited.
 
-    More if p is a surprise, two standard deviations off the belief; twice as many if the watch has
-    flagged p.
+    A tenth, or half if p is a surprise, two standard deviations off the belief; twice as many if
+    the watch has flagged p.
     """
     surprise = (p - belief.mean) ** 2 > 4 * (belief.var + belief.spread)
-    return min(1.0, (surprised if surprise else usual) * (2 if flagged else 1))
+    return min(1.0, (0.5 if surprise else 0.1) * (2 if flagged else 1))
 
 
-def call_council(series: list[float], watch: Watch, epochs_since: int, confidence=4.0) -> bool:
+def call_council(series: list[float], watch: Watch, epochs_since: int) -> bool:
     """The slow tier's signal: a step in the mean p of proposals since it met, or a proxy too kind.
 
-    The step has to be of so many standard errors. A kind proxy calls at most every five epochs: it
+    The step has to be of four standard errors. A kind proxy calls at most every five epochs: it
     takes time to see whether a meeting helped.
     """
-    stepped = len(metrics.cuts(np.array(series), confidence)) > 1
+    stepped = len(metrics.cuts(np.array(series), 4.0)) > 1
     return stepped or (epochs_since >= 5 and too_kind(watch))
 
 
-def outvoted(ballots: dict[str, set[str]], majority=0.5) -> list[str]:
-    """The members named by more than `majority` of all voters. ballots: whom each wants frozen."""
+def outvoted(ballots: dict[str, set[str]]) -> list[str]:
+    """The members named by more than half of all voters. ballots: whom each wants frozen."""
     named = [name for ballot in ballots.values() for name in ballot]
-    return sorted(name for name in set(named) if named.count(name) > majority * len(ballots))
+    return sorted(name for name in set(named) if named.count(name) > len(ballots) / 2)
 
 
 # ------------------------------------------------------------------------- the bots
 GOOD, BAD = 0.9, 0.1  # probability that a deal is beneficial: a good one, an exploit
 QUALITY = {"honest": GOOD, "opportunistic": 0.7, "deceptive": GOOD}  # of an ordinary deal
 DISGUISE = 0.3  # how far towards a good deal an exploit looks
+NOISE = 0.5  # of progress and engagement, as the proxy sees them
 COLLUDE = 0.5  # share of their deals in which the deceptive seek each other
 TRUST = 5  # they turn after so many times as many interactions as in an episode
 
@@ -360,8 +362,9 @@ def market(stack: Stack, adversaries: int, seed: int) -> Economy:
     kinds = ["deceptive"] * adversaries + ["opportunistic"] * 2
     kinds += ["honest"] * (AGENTS - len(kinds))
     rules = FAST if stack.local else {"threshold": 0.0}
-    about = (seed, "medium", "0.2", "normal", tuple(kinds))
-    scenario = Scenario(*about, dice=f"governance {seed}", **rules)
+    scenario = Scenario(
+        seed, "medium", "0.2", "normal", tuple(kinds), dice=f"governance {seed}", **rules
+    )
     economy = open_economy(scenario, [[]] * EPOCHS)
     del economy.members[ME]
     economy.total -= scenario.resources
@@ -375,10 +378,10 @@ LOOK_BACK = 15  # epochs of deals that collusion detection sees
 class Run:
     """One governance and one seed, from the first deal until it has settled.
 
-    noise: of progress and engagement, as the proxy sees them. least, most: epochs.
+    least, most: epochs.
     """
 
-    def __init__(self, stack: Stack, adversaries: int, seed: int, noise=0.5, least=25, most=100):
+    def __init__(self, stack: Stack, adversaries: int, seed: int, noise=NOISE, least=25, most=100):
         self.stack, self.noise, self.watch = stack, noise, Watch()
         self.economy = market(stack, adversaries, seed)
         self.members = list(self.economy.members.values())
@@ -391,7 +394,8 @@ class Run:
         self.away: set[str] = set()
         self.noisy = self.too_kind = False  # what the watch said of p after the last epoch
         self.meetings = self.audits = self.flagged = 0
-        self.met = self.sits = 0  # the epoch of the last meeting; does the council sit now?
+        self.met = 0  # the epoch of the last meeting
+        self.sits = False  # is the next step a meeting of the council?
         rng = np.random.default_rng([seed, AGENTS])
         for epoch in range(1, most + 1):
             self.epoch(epoch, rng.random((STEPS, AGENTS, 22)).tolist())
@@ -417,8 +421,9 @@ class Run:
         recent = (d for d in self.deals if d.step > STEPS * self.met)
         steps = [[d.p for d in some] for _, some in groupby(recent, lambda d: d.step)]
         series = [sum(p) / len(p) for p in steps]  # since the last meeting
-        called = self.stack.always or call_council(series, self.watch, epoch - self.met)
-        self.sits = called and (self.stack.vote or self.stack.pairs)
+        self.sits = (self.stack.vote or self.stack.pairs) and (
+            self.stack.always or call_council(series, self.watch, epoch - self.met)
+        )
         if self.sits:
             self.council()
             self.met = epoch
@@ -443,9 +448,8 @@ class Run:
             agent.passed = True
             return 0.0
         self.by_chance[-1][i, there] += 1 / len(there)
-        partner, quality, looks, take = choose(
-            agent, [self.members[j] for j in there], dice_of(row)
-        )
+        others = [self.members[j] for j in there]
+        partner, quality, looks, take = choose(agent, others, dice_of(row))
         read = lambda at: observe(looks, self.noise, dice_of(row[at:]))
         p, belief = read(8), self.beliefs[agent.name]
         if row[18] < 0.1:
@@ -577,7 +581,7 @@ def draw(found: dict, path: str) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main(seeds: int = 6, noise: float = 0.5, save: str = "", plot: str = "") -> None:
+def main(seeds: int = 6, noise: float = NOISE, save: str = "", plot: str = "") -> None:
     """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
     plot: welfare, toxicity and quality gap, to a picture."""
     found = sweep(seeds, noise)

@@ -102,7 +102,6 @@ NOVICE_SAYS = {
     "pass_turn": "I pass.",
 }
 
-
 FROZEN = ("I am frozen and can only wait.", "pass_turn", {})
 
 
@@ -136,8 +135,8 @@ def grinder(seen: dict, rng: random.Random):
 def proposer(seen: dict, rng: random.Random):
     """The grinder, but while there is no work it proposes fair trades; it accepts none."""
     work = grinder(seen, rng)
-    free = work[1] == "pass_turn" and not seen["frozen"]
-    return (propose(seen, rng) or work) if free else work
+    has_time = work[1] == "pass_turn" and not seen["frozen"]
+    return (propose(seen, rng) or work) if has_time else work
 
 
 def trader(seen: dict, rng: random.Random):
@@ -174,8 +173,9 @@ def propose(seen: dict, rng: random.Random):
 
 def share(seen: dict, rng: random.Random):
     """A post, which helps the reputation."""
-    low = "My reputation is low, a post helps."
-    thought = low if near_breaker(seen) else "I share something, that helps my reputation."
+    thought = "I share something, that helps my reputation."
+    if near_breaker(seen):
+        thought = "My reputation is low, a post helps."
     return move(thought, "post", content=news(rng))
 
 
@@ -201,14 +201,16 @@ def expert(seen: dict, rng: random.Random):
         return work
     others = [row["id"] for row in seen["feed"] if row["author"] != ME]
     unvoted = [row["id"] for row in seen["feed"] if row["author"] != ME and not row["voted"]]
-    moves, thanks = [share(seen, rng)], "thank you, that helps the team"
-    for row in bad[:1]:
-        no = f"{row['id']} asks for too much."
-        moves.append(move(no, "reject_proposal", proposal_id=row["id"]))
-    for post in unvoted[-1:]:
+    moves = [share(seen, rng)]
+    if bad:
+        offer = bad[0]["id"]
+        moves.append(move(f"{offer} asks for too much.", "reject_proposal", proposal_id=offer))
+    if unvoted:
+        post = unvoted[-1]
         moves.append(move(f"{post} is useful.", "vote", post_id=post, direction="up"))
-    for post in others[-1:]:
-        moves.append(move(f"I answer {post}.", "reply", post_id=post, content=thanks))
+    if others:
+        reply = {"post_id": others[-1], "content": "thank you, that helps the team"}
+        moves.append(move(f"I answer {others[-1]}.", "reply", **reply))
     trade = propose(seen, rng)
     if trade:
         moves += [trade] * 2
@@ -235,7 +237,8 @@ def tuned(seen: dict, rng: random.Random):
     And it accepts no trade: even a fair one is usually worse than its work, and so lowers the mean
     quality.
     """
-    left, (mine, free) = seen["last_step"] - seen["step"], tasks_of(seen)
+    left = seen["last_step"] - seen["step"]
+    mine, free = tasks_of(seen)
     if seen["frozen"]:
         return FROZEN
     if near_breaker(seen):

@@ -26,7 +26,7 @@ rules are silent about a tool, we chose (swarm/economy.py has the choices that c
     trade      the proposer wrote the terms, so only its reputation changes, by (p - 0.5)
                (5 + |transfer|) if the proposal is accepted. If it is rejected, the change is the
                same but never upward: rejecting a bad offer warns the others, ignoring it does not.
-               The published texts do not say who gains there.
+               The published texts do not say which of the two gains reputation.
                A negative transfer asks for resources, up to the 20 that deceptive bots ask for.
     proposals  only one from the same proposer to the same receiver can be pending. A second one is
                an error (in v0.1, which neither shows nor cancels them, it replaces the first).
@@ -183,11 +183,11 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
 
 
 def read_argument(name: str, kind: str, value) -> str | float:
-    """A value of JSON, which can hold half a character, "\ud800"; and True is an int."""
+    """An argument of a call, as its schema says. A string is cleared of half characters."""
     if kind == "string":
         require(isinstance(value, str), f"{name} must be a string")
-        return value.encode("utf-8", "replace").decode()
-    finite = type(value) in (int, float) and abs(value) < 1e300
+        return value.encode("utf-8", "replace").decode()  # JSON can hold "\ud800"
+    finite = type(value) in (int, float) and abs(value) < 1e300  # to Python, True is an int
     require(finite, f"{name} must be a finite number")
     return float(value)
 
@@ -207,14 +207,11 @@ def need(things: dict, kind: str, key: str):
 
 def need_received(economy: Economy, name: str, proposal_id: str, verb: str) -> Proposal:
     proposal = need(economy.proposals, "pending proposal", proposal_id)
-    proposer, receiver, only = (
-        proposal.proposer,
-        proposal.receiver,
-        f"only its receiver may {verb} it",
-    )
+    sides = f"from {proposal.proposer} to {proposal.receiver}"
+    only = f"only its receiver may {verb} it"
     cancel = "; to withdraw it call cancel_proposal" if economy.scenario.version == "0.2" else ""
-    require(proposer != name, f"{proposal_id} is your own proposal, {only}{cancel}")
-    require(receiver == name, f"{proposal_id} is from {proposer} to {receiver}, {only}")
+    require(proposal.proposer != name, f"{proposal_id} is your own proposal, {only}{cancel}")
+    require(proposal.receiver == name, f"{proposal_id} is {sides}, {only}")
     return proposal
 
 

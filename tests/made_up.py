@@ -11,33 +11,67 @@ from helpers import write_lines
 N = 64  # tasks of a tier of `letters`
 TIERS = (3, 5, 6)
 MACHINE = {
-    "device": "x86_64 CPU, 2 threads", "python": "3.11.0", "torch": "2.0", "transformers": "4.0",
-    "peft": "0.1", "model": "pico_base", "parameters": 5_000_000, "trainable": 400_000,
+    "device": "x86_64 CPU, 2 threads",
+    "python": "3.11.0",
+    "torch": "2.0",
+    "transformers": "4.0",
+    "peft": "0.1",
+    "model": "pico_base",
+    "parameters": 5_000_000,
+    "trainable": 400_000,
     "peak_rss_gb": 1.234,
-}  # fmt: skip
+}
 CONFIG = {
-    "env": "letters", "difficulty": 6, "reward": "binary", "curriculum": False, "model": "auto",
-    "sft_steps": 50, "updates": 30, "num_tasks": 8, "k": 8, "lr": 5e-4, "seed": 5, "resume": "",
-}  # fmt: skip
+    "env": "letters",
+    "difficulty": 6,
+    "reward": "binary",
+    "curriculum": False,
+    "model": "auto",
+    "sft_steps": 50,
+    "updates": 30,
+    "num_tasks": 8,
+    "k": 8,
+    "lr": 5e-4,
+    "seed": 5,
+    "resume": "",
+}
 
 
 def state(updates: int, **changes) -> dict:
     seconds = {"total": 600.006, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0}
     return {
-        "update": updates, "sft": {"loss_first": 3.25, "loss_last": 0.5}, "warnings": {},
-        "seconds": seconds, "tokens": {"sampled": 1234567, "trained": 765432},
-    } | changes  # fmt: skip
+        "update": updates,
+        "sft": {"loss_first": 3.25, "loss_last": 0.5},
+        "warnings": {},
+        "seconds": seconds,
+        "tokens": {"sampled": 1234567, "trained": 765432},
+    } | changes
 
 
 def update_line(update: int, reward: float = 0.5, derives: float = 0.0, **changes) -> dict:
     """A line of metrics.jsonl."""
     return {
-        "update": update, "level": 6, "reward": reward, "reward_low": reward - 0.05,
-        "reward_high": reward + 0.05, "n": 64, "exact": reward, "format": 0.9,
-        "habit_bare": 1.0 - derives, "habit_derives": derives, "reply_tokens": 100.0 + update,
-        "truncated": 0.0, "errors": 0, "loss": 0.001, "entropy": 0.4, "mismatch": 2e-6,
-        "groups_with_signal": 0.75, "grad_norm": 0.8, "seconds_rollout": 2.0, "seconds_train": 1.5,
-    } | changes  # fmt: skip
+        "update": update,
+        "level": 6,
+        "reward": reward,
+        "reward_low": reward - 0.05,
+        "reward_high": reward + 0.05,
+        "n": 64,
+        "exact": reward,
+        "format": 0.9,
+        "habit_bare": 1.0 - derives,
+        "habit_derives": derives,
+        "reply_tokens": 100.0 + update,
+        "truncated": 0.0,
+        "errors": 0,
+        "loss": 0.001,
+        "entropy": 0.4,
+        "mismatch": 2e-6,
+        "groups_with_signal": 0.75,
+        "grad_norm": 0.8,
+        "seconds_rollout": 2.0,
+        "seconds_train": 1.5,
+    } | changes
 
 
 def growing(updates: int = 30, starts: int = 12) -> list[dict]:
@@ -66,11 +100,19 @@ def letters(folder: Path, lines: list[dict], shares=(0.0, 0.3, 0.75)) -> Path:
             right = hard[tier] + rng.normal(0, 0.05, N) < share * (1.0 if tier == 6 else 0.5)
             exact = (right & (share > 0)).astype(float)
             reward = np.maximum(exact, 0.1 * rng.integers(0, 5, N))
-            evals.append({
-                "update": update, "stage": stage, "tasks": f"tier {tier}", "trained": tier == 6,
-                "reward": reward.tolist(), "exact": exact.tolist(), "format": exact.tolist(),
-                "reply_tokens": rng.integers(5, 320, N).tolist(), "truncated": [False] * N,
-            })  # fmt: skip
+            evals.append(
+                {
+                    "update": update,
+                    "stage": stage,
+                    "tasks": f"tier {tier}",
+                    "trained": tier == 6,
+                    "reward": reward.tolist(),
+                    "exact": exact.tolist(),
+                    "format": exact.tolist(),
+                    "reply_tokens": rng.integers(5, 320, N).tolist(),
+                    "truncated": [False] * N,
+                }
+            )
     write_lines(folder / "evals.jsonl", evals)
     write_lines(folder / "metrics.jsonl", lines)
     (folder / "config.json").write_text(json.dumps(CONFIG | {"updates": len(lines)}))
@@ -91,11 +133,20 @@ def swarm(folder: Path, n: int = 12, players=("idle", "random", "grinder", "expe
         tasks = {"tasks": "medium v0.2", "trained": True, "reply_tokens": [100] * n}
         evals.append(at | tasks | measured)
         for i in sorted({*range(min(8, n)), int(np.argmax(measured["reward"]))}):
-            episodes.append({
-                **at, "source": "eval", "group": i, "member": 0, "seed": DEV_SEEDS + i,
-                "reward": scores[i]["reward"], "components": scores[i], "stop_reason": "done",
-                "reply_tokens": 100, "messages": talks[i],
-            })  # fmt: skip
+            episodes.append(
+                {
+                    **at,
+                    "source": "eval",
+                    "group": i,
+                    "member": 0,
+                    "seed": DEV_SEEDS + i,
+                    "reward": scores[i]["reward"],
+                    "components": scores[i],
+                    "stop_reason": "done",
+                    "reply_tokens": 100,
+                    "messages": talks[i],
+                }
+            )
     write_lines(folder / "evals.jsonl", evals)
     write_lines(folder / "episodes.jsonl", episodes)
     return folder

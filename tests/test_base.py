@@ -29,5 +29,4 @@ def test_a_short_round_leaves_a_model_to_chat_with(tokenizer, tmp_path):
     small = {"skill_steps": 1, "chat_steps": 1, "batch": 4, "threads": 1}
     main(Pretrain(out=str(tmp_path), rounds=("skill",), **small))
     policy = load_policy(str(tmp_path), 4, 8, "cpu")
-    size = sum(p.numel() for p in make_model(tokenizer, 0).parameters())
-    assert policy.n_parameters == size
+    assert policy.n_parameters == sum(p.numel() for p in make_model(tokenizer, 0).parameters())

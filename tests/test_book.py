@@ -104,6 +104,7 @@ OTHERWISE = {
     "bookkeeping/compare.py": "needs runs",
     "bookkeeping/report.py": "needs a run",
     "bridges/trl.py": "needs requirements/all.txt; make test-all",
+    "bridges/smollm2.py": "downloads 93 MB; make smollm2",
     "bridges/openenv_swarm.py": "a server; tests/test_openenv.py",
     "learn/exercises.py": "exits with 1, being unsolved; tests/test_exercises.py",
 }

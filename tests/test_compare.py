@@ -15,9 +15,18 @@ from bookkeeping.folder import code_hash
 from helpers import write_lines
 
 CONFIG = {
-    "env": "letters", "difficulty": 6, "reward": "partial", "think": True, "loss": "grpo",
-    "lr": 3e-4, "updates": 30, "seed": 0, "name": "x", "runs": "runs", "threads": 1,
-}  # fmt: skip
+    "env": "letters",
+    "difficulty": 6,
+    "reward": "partial",
+    "think": True,
+    "loss": "grpo",
+    "lr": 3e-4,
+    "updates": 30,
+    "seed": 0,
+    "name": "x",
+    "runs": "runs",
+    "threads": 1,
+}
 
 
 @pytest.fixture
@@ -87,8 +96,11 @@ def test_runs_that_differ_in_seed_and_name_are_one_arm(make):
 
 
 def test_of_two_runs_of_one_seed_the_later_counts(make):
-    folders = [make("a", [1, 1, 0, 0]), make("again", [1, 0, 0, 0], threads=2),
-               make("b", [0, 0, 0, 0], seed=1)]  # fmt: skip
+    folders = [
+        make("a", [1, 1, 0, 0]),
+        make("again", [1, 0, 0, 0], threads=2),
+        make("b", [0, 0, 0, 0], seed=1),
+    ]
     (arm,) = arms_of(*folders)
     (lines,) = compare.finals("tier 6", arm)
     assert compare.table(lines, "exact").tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
@@ -233,10 +245,12 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(write):
     ]
     verdicts = {(row["tasks"], row["what"]): row["verdict"] for row in rows_of(*folders)}
     assert verdicts == {
-        ("medium v0.2", "reward"): "B better", ("medium v0.2", "payoff"): "B better",
-        ("medium v0.2", "quality"): "equal", ("medium v0.2", "diversity"): "equal",
+        ("medium v0.2", "reward"): "B better",
+        ("medium v0.2", "payoff"): "B better",
+        ("medium v0.2", "quality"): "equal",
+        ("medium v0.2", "diversity"): "equal",
         ("hard v0.2", "reward"): "B better",
-    }  # fmt: skip
+    }
     text = (compare.main(folders) / "compare.md").read_text()
     assert "Mean reward at the end, with 95% intervals" in text and "9.000" not in text
     other = write("c", swarm_lines(base), env="swarm", set=["reputation=0.5"])
@@ -292,7 +306,7 @@ def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval_within_0_and_
 def test_errors_are_one_sentence(make, tmp_path, file):
     good, bad = make("good", draws(0.5)), make("bad", draws(0.5), think=False)
     (bad / file).unlink()
-    why = "No such file" if file == "config.json" else "has not finished"
+    why = "no run folder; check the path" if file == "config.json" else "has not finished"
     for folders, said in (([good, bad], why), ([good], "two run folders")):
         with pytest.raises(SystemExit, match=said) as caught:
             compare.main(folders)

@@ -53,6 +53,11 @@ ILL = {
         "raise --difficulty",
     ),
     "no gradient": ({"grad_norm": half(0.1, 0)}, 25, "enable_input_require_grads"),
+    "broken": (
+        {"format": np.repeat([0.02, 0.95, 0.02], [5, 15, 10])},  # learnt, and lost again
+        23,
+        "learning rate",
+    ),
     "noise": ({"entropy": half(0.3, 4.0)}, 18, "learning rate"),
     "cut short": ({"truncated": half(0.1, 0.9)}, 20, "--max-tokens"),
     "errors": ({"errors": half(0, 8), "n": half(64, 56)}, 18, "environment"),
@@ -94,8 +99,11 @@ def test_a_symptom_is_told_when_it_is_there(symptom):
         {"entropy": half(0.05, 0.4)},  # eight times as much, and still sure of itself
         {"entropy": half(2.0, 4.0)},  # it has always been like this
         {"truncated": half(0.0, 0.5)},
+        {"format": half(0.06, 0.0)},  # it was never learnt
         {"groups_with_signal": np.full(30, 0.2)},  # few, and the reward rises
         {"errors": half(0, 1)},  # 1 of 65 may happen
+        {"reward": np.full(30, 0.3)},
+        {"reward": np.repeat([0.8, 0.0, 0.8], [20, 1, 9])},  # one bad update
         {"errors": np.tile([0.0, 0.0, 32.0], 10)},
         TEN,
         {"reward": half(0.95, 0.5), "level": half(5, 6)},  # a curriculum went up
@@ -148,8 +156,16 @@ def evaluation(
     """
     right = [float(i < round(exact * n)) for i in range(n)]
     paid = right if reward is None else [reward] * n
-    return {"update": update, "stage": stage, "tasks": "tier 6", "trained": True, "reward": paid, "exact": right,
-            "format": [1.0] * n, "reply_tokens": [tokens] * n}  # fmt: skip
+    return {
+        "update": update,
+        "stage": stage,
+        "tasks": "tier 6",
+        "trained": True,
+        "reward": paid,
+        "exact": right,
+        "format": [1.0] * n,
+        "reply_tokens": [tokens] * n,
+    }
 
 
 BEFORE, SFT = evaluation("before", 0, 0.1, tokens=44), evaluation("after_sft", 0, 0.45)
@@ -280,27 +296,13 @@ def test_the_command_line(tmp_path):
     ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words], ROOT)
     assert "few groups" in ask().stdout
     (tmp_path / "config.json").write_text('{"sft_steps": 50}')
-    write_lines(tmp_path / "metrics.jsonl", made_up(**FLAT | ILL["noise"][0]))
+    write_lines(tmp_path / "metrics.jsonl", made_up(**FLAT | ILL["noise"][0], loss=half(0, np.nan)))
     write_lines(tmp_path / "evals.jsonl", DEV["lost"][0])
     found = ask(str(tmp_path))
     assert found.returncode == 1 and "\nstep 18: noise: " in found.stdout
     assert "\nstep 30: lost: " in found.stdout
     found = json.loads(ask(str(tmp_path), "--json").stdout)
     assert [one["name"] for one in found["symptoms"]] == ["noise", "lost"]
-
-
-def test_a_sampler_that_falls_behind_late_is_named_although_the_beginning_is_far_back():
-    """Such as a run that is resumed with another engine.
-
-    The doctor is handed the newest 50 lines, and the gap that it began with.
-    """
-    gaps = [1e-6] * 100 + [0.8] * 5
-    lines = [
-        {"update": i + 1, "reward": 0.5, "mismatch": gap, "off_policy_steps": 0.0, "rounding": 1e-3}
-        for i, gap in enumerate(gaps)
-    ]
-    found = told([line | {"n": 64} for line in lines])
-    assert [(name, update) for name, (update, _) in found.items()] == [("stale", 103)]
 
 
 def test_samples_that_are_corrected_are_not_called_uncorrected_after_an_update_without_a_signal():
@@ -330,7 +332,29 @@ def test_replies_that_a_harder_level_cuts_short_are_no_broken_policy():
     assert "broken" in told([line | {"level": 7} for line in lines])
 
 
-def test_negative_rewards_fall_by_their_size():
-    for fall, seen in ((0.6, False), (6, True)):
-        lines = [{"update": i, "reward": -10 - fall * (i >= 20)} for i in range(40)]
-        assert bool(doctor.collapse(lines)) == seen
+def alarms(rewards) -> list[int]:
+    """After which updates a run would have heard of a collapse: it is asked after every one."""
+    at = range(1, len(rewards) + 1)
+    return [i for i in at if doctor.collapse([{"reward": reward} for reward in rewards[:i]])]
+
+
+def test_a_healthy_run_is_no_collapse():
+    """Noisy and flat, flat at a low reward, rising."""
+    tripped = 0
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        assert alarms(np.clip(rng.normal(0.7, 0.08, 100), 0, 1)) == []
+        rising = np.linspace(0.25, 0.9, 100) + rng.normal(0, 0.05, 100)
+        assert alarms(np.clip(rising, 0, 1)) == []
+        few, fewer = rng.binomial(64, 0.1, 150) / 64, rng.binomial(16, 0.3, 150) / 16
+        tripped += bool(alarms(few)) + bool(alarms(fewer))
+    assert tripped <= 1  # three standard errors would trip in most
+
+
+@pytest.mark.parametrize("healthy", [5, 20, 100])
+def test_a_fall_from_080_to_014_is_noticed_within_five_updates(healthy):
+    assert alarms([0.8] * healthy + [0.14] * 5)[-1] == healthy + 5
+    slow = np.r_[np.full(60, 0.8), np.linspace(0.67, 0.14, 5), np.full(5, 0.14)]
+    heard = alarms(np.random.default_rng(healthy).normal(slow, 0.06))
+    assert heard[0] > 60 and heard[-1] == 70
+    assert alarms([-10.0] * 20 + [-16.0] * 20) and not alarms([-10.0] * 20 + [-10.6] * 20)

@@ -1,10 +1,13 @@
 """Protects the alphabet-sort environment: its written rules, its tasks, its expert, and that no
-reply cheats it. Expected scores are worked out by hand.
+reply cheats it. Expected scores are worked out by hand, or by a second scorer, written differently.
 """
 
 import hashlib
+import random
 import re
 from collections import Counter
+from difflib import SequenceMatcher
+from statistics import fmean
 
 import pytest
 
@@ -22,8 +25,7 @@ from env_alphabet import (
 
 TAGS = ("alphabetical_sorted", "combined_alphabetical_sorted")  # of the first turn, of later ones
 MARK = " // new name!"
-ONE, TWO, THREE = ("AnnBo", "CyDe"), ("EvFo",), ("GigHu",)  # by first name already in order
-SMALL = Task("first", (ONE, TWO, THREE))
+ONE, TWO = ("AnnBo", "CyDe"), ("EvFo",)  # by first name already in order
 
 
 def make_env(turns=(3, 3), names=(1, 4), power=8.0, per_turn=False, think=True, style="derives"):
@@ -55,6 +57,52 @@ def asked(message: str) -> tuple[int, list[str]]:
     return ("first", "last").index(head.split()[-2]), names
 
 
+# ------------------------------------------------------------------------------- a second scorer
+
+
+def by_the_rules(asks: list[dict], reply: str) -> float:
+    """What a turn's reply scores, by what the user has said until then."""
+    told = [asked(ask["content"]) for ask in asks]
+    names, tag = [name for _, new in told for name in new], TAGS[len(told) > 1]
+    ordered = sorted(names, key=lambda name: parts_of(name)[told[0][0]].lower())
+    marked = [name + MARK * (len(told) > 1 and name in told[-1][1]) for name in ordered]
+    answer = reply.split("</think>")[-1]
+    blocks = re.findall(f"(?s)<{tag}>(.*?)</{tag}>", answer) if "<think>" not in answer else []
+    texts = ["\n".join(filter(None, map(str.strip, b.lower().split("\n")))) for b in blocks]
+    scores = [SequenceMatcher(None, text, "\n".join(marked).lower()).ratio() for text in texts]
+    return scores[-1] if scores and scores == sorted(set(scores)) else 0.0
+
+
+MISTAKES = [  # in the right lines; the first is none
+    lambda lines: "\r\n\n".join(f"\t{line} " for line in lines).upper(),
+    lambda lines: "\n".join(lines[1:] + lines[:1]),
+    lambda lines: "\n".join(sorted(lines)),
+    lambda lines: "\n".join(line.removesuffix(MARK) for line in lines),
+    lambda lines: "\n".join(line.replace("a", "\u0130") + MARK for line in lines),
+    lambda lines: "\u2028 \n\u3000".join(lines)[:-3] + "\x00\ud800",
+    lambda lines: ", ".join([*lines, "WeiKwon"]),
+    lambda lines: "",
+]
+
+
+def test_replies_are_scored_as_the_rules_say():
+    rng = random.Random(0)
+    for seed, power in enumerate([1.0, 2.5, 8.0] * 134):
+        env = make_env((1, 4), (1, 8), power, per_turn=seed % 2 == 0)
+        asks, raw = env.reset(seed), []
+        for turn in range(min(len(env.task.turns), rng.randint(0, 9))):
+            lines, tag = right_list(env.task, turn), TAGS[turn > 0]
+            blocks = [f"<{tag}>{write(lines)}</{tag}>" for write in MISTAKES[:1] * 5 + MISTAKES]
+            pieces = [*blocks, "<think>", "</think>", "so: ", f"<{tag}>", f"</{tag}>"]
+            reply = "".join(rng.choices(pieces, k=rng.choice([1, 1, 2, 3])))
+            raw.append(by_the_rules(asks, reply))
+            asks = asks + env.step(reply)[0]
+        raw += [0.0] * (len(env.task.turns) - len(raw))  # not played
+        reward = fmean(x**power for x in raw) if env.power_per_turn else fmean(raw) ** power
+        marks = [value for name, value in env.score().items() if re.match("reward|turn_", name)]
+        assert marks == pytest.approx([reward, *raw], abs=1e-12), (asks, reply)
+
+
 # ------------------------------------------------------------------------ rules worked out by hand
 
 
@@ -71,15 +119,6 @@ def asked(message: str) -> tuple[int, list[str]]:
 )
 def test_the_last_name_starts_at_the_first_capital_after_position_0(name, first, last):
     assert (key_of(name, "first"), key_of(name, "last")) == parts_of(name) == (first, last)
-
-
-def test_only_the_names_of_the_turn_are_marked():
-    by_last = Task("last", (("ZoeAbe", "AnaZola"), ("MiaLee",)))
-    assert right_list(by_last, 1) == ["ZoeAbe", "MiaLee // new name!", "AnaZola"]
-    assert right_list(SMALL, 2) == ["AnnBo", "CyDe", "EvFo", "GigHu" + MARK]
-    # "annbo\ncyde\nevfo" has 15 letters, the mark 13 more: 2 * 15 / (15 + 28)
-    said = [block("AnnBo", "CyDe"), block("AnnBo", "CyDe", "EvFo", turn=1)]
-    assert play(SMALL, said)["turn_2"] == 30 / 43
 
 
 # "cyde\nannbo" against "annbo\ncyde": the longest common piece is "annbo": 2 * 5 / (10 + 10)
@@ -123,7 +162,8 @@ def test_both_ways_to_raise_to_the_power(power, per_turn, reward):
         (f"{RIGHT}<think>", 0.0),
         (f"so:\n{RIGHT}\nthat is all", 1.0),
         (RIGHT + " " * 20_000, 0.0),  # longer than any list
-        (block("AnnBo", "x" * 520), 0.0),  # no list is so much longer than the right one
+        (block("AnnBo", "x" * 514), 12 / 530),  # 520 letters, twice the right 10 and 500 more …
+        (block("AnnBo", "x" * 515), 0.0),  # … but no list is longer
         ("AnnBo\nCyDe", 0.0),
         ("", 0.0),
         (block("annbo", "CYDE"), 1.0),
@@ -171,8 +211,7 @@ def test_counts_are_within_the_settings_and_no_name_comes_twice(turns, names):
         firsts, lasts = zip(*(parts_of(name) for part in env.task.turns for name in part))
         assert len(set(firsts)) == len(set(lasts)) == len(firsts)
         assert set(firsts) <= set(FIRST) and set(lasts) <= set(LAST)
-    drawn = [(min(counts), max(counts)) for counts in (rounds, sizes)]
-    assert drawn == [turns, names]
+    assert [(min(counts), max(counts)) for counts in (rounds, sizes)] == [turns, names]
 
 
 def test_the_tasks_stay_what_they_are():
@@ -191,8 +230,8 @@ def test_the_user_says_all_that_is_needed(think):
         text = message["content"]
         assert asked(text) == (env.task.by == "last", list(env.task.turns[turn]))
         assert ("<think>" in text) == think and (MARK in text) == (turn == 1)
-        shown = [f"<{tag}>" in text and f"</{tag}>" in text for tag in TAGS]
-        assert shown == [turn == 0, turn == 1]  # each format is shown once
+        # each format is shown once
+        assert [f"<{t}>" in text and f"</{t}>" in text for t in TAGS] == [turn == 0, turn == 1]
 
 
 # ------------------------------------------------------------------------------------ the expert
@@ -201,8 +240,7 @@ def test_the_user_says_all_that_is_needed(think):
 @pytest.mark.parametrize("think", [True, False])
 @pytest.mark.parametrize("style", STYLES)
 def test_every_style_of_the_expert_scores_exactly_1(style, think):
-    for seed in range(40):
-        names = ((1, 4), (30, 40))[seed % 2]
+    for seed, names in enumerate([(1, 4), (30, 40)] * 20):
         env, done = make_env((1, 5), names, 4.0, seed % 3 == 0, think, style), False
         env.reset(seed)
         while not done:

@@ -56,10 +56,6 @@ def tasks_of(tier: int, n: int = N) -> list[Task]:
     return [make_task(random.Random(seed), tier) for seed in range(n)]
 
 
-def reward_of(task: Task, reply: str, kind: str = "partial", think: bool = True) -> float:
-    return score_reply(task, reply, kind, think)["reward"]
-
-
 # ---------------------------------------------------------------------------- the law of the tasks
 
 
@@ -119,9 +115,7 @@ def test_the_tasks_of_every_environment_are_the_same_in_every_process():
 
     def told(hash_seed: str) -> str:
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-        return done.stdout + done.stderr
+        return subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env, text=True)
 
     assert told("1") == told("2") and told("1").count("content") == 80
 
@@ -199,15 +193,15 @@ SEVERAL = [
 ]
 
 
-ROWS = [(ONE, *row) for row in SINGLE] + [(THREE, *row) for row in SEVERAL]
-
-
 @pytest.mark.parametrize("think", [True, False])
-@pytest.mark.parametrize("task, reply, partial, binary", ROWS)
+@pytest.mark.parametrize(
+    "task, reply, partial, binary",
+    [(ONE, *row) for row in SINGLE] + [(THREE, *row) for row in SEVERAL],
+)
 def test_reward_worked_out_by_hand(task, reply, partial, binary, think):
     if not think and reply.startswith("There are"):
         partial = binary = 0.0  # the answer and nothing else, or a tally could be written as prose
-    assert reward_of(task, reply, "binary", think) == binary
+    assert score_reply(task, reply, "binary", think)["reward"] == binary
     marks = score_reply(task, reply, "partial", think)
     assert marks["reward"] == pytest.approx(partial, abs=1e-12)
     # "correct" once meant "reward above 0": a partial reward is no right answer
@@ -247,7 +241,7 @@ def test_what_counts_comes_after_the_thinking(task, right, reply, with_thinking,
 def test_the_longest_honest_answer_is_accepted():
     task = next(task for task in tasks_of(10, 20) if len(task.letters) == 26)
     body = json.dumps(dict(zip(task.letters, task.counts)), indent=2)  # pretty-printed, so longer
-    assert reward_of(task, f"<answer>{body}</answer>", "binary") == 1.0
+    assert score_reply(task, f"<answer>{body}</answer>", "binary", True)["exact"] == 1.0
 
 
 # -------------------------------------------------------------------------------------- the expert
@@ -268,8 +262,7 @@ def test_every_expert_style_is_right_and_has_its_own_habit(tier, style, think):
 
 
 def test_the_deriving_expert_spells_the_string_with_a_running_tally():
-    told = "<think>\nb a1 n1 a2 n2 a3\n</think>\n"
-    assert write_reply(THREE, "derives") == told + RIGHT_THREE
+    assert write_reply(THREE, "derives") == "<think>\nb a1 n1 a2 n2 a3\n</think>\n" + RIGHT_THREE
 
 
 @pytest.mark.parametrize(
@@ -292,8 +285,7 @@ def test_habit_reads_the_thinking_and_nothing_else(reply, habit):
 
 def run_bare(file: Path) -> str:
     """What it prints with a Python that has no packages, as a newcomer's may have none."""
-    command = [sys.executable, "-S", "-I", file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.check_output([sys.executable, "-S", "-I", file], text=True)
 
 
 def test_the_module_runs_as_a_script_without_any_package():

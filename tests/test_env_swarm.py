@@ -15,10 +15,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean as mean
 
 import pytest
 
-from bookkeeping.refusals import check
 from env_swarm import PAYOFFS, STYLES, Swarm, play
 from made_up import played
 from settings import DEV_SEEDS, Config, task_seeds
@@ -29,7 +29,7 @@ from swarm.bots import draw_scenario, draw_tasks, exploits, finish_step
 from swarm.economy import ME, end_step
 from swarm.tools import Refused, wrap_call, write_call
 from swarm.view import observe, view
-from test_swarm_tools import VERSIONS, check_books, economy, mean, scenario, sigmoid
+from test_swarm_tools import VERSIONS, check_books, economy, scenario, sigmoid
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")
@@ -64,16 +64,19 @@ GAMES = {"0.2": "e2ed0f7b3ae9", "0.1": "e590a2476769"}
 @pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
 def test_the_published_scenarios_and_games_stay_what_they_are(version, n):
     """Whoever changes a scenario, a rule or a bot changes every number that was measured."""
-    told = []
-    for level in LEVELS:
-        drawn = [
-            draw_scenario(seed, level, version)
-            for seed in (*range(n), *range(DEV_SEEDS, DEV_SEEDS + n))
-        ]
+    told, seeds = [], (*range(n), *range(DEV_SEEDS, DEV_SEEDS + n))
+    for level, deceptive in zip(LEVELS, ({0}, {0, 1}, {2, 3})):
+        drawn = [draw_scenario(seed, level, version) for seed in seeds]
+        assert {s.bots.count("deceptive") for s in drawn if s.kind == "normal"} == deceptive
+        assert mean(s.kind != "normal" for s in drawn) == pytest.approx(0.05, abs=0.04)
+        assert mean(s.shift is not None for s in drawn) == pytest.approx(0.1, abs=0.06)
         told += [(scenario, draw_tasks(scenario)) for scenario in drawn]
-        for seed, style in ((seed, style) for seed in range(5) for style in ("expert", "random")):
-            score, messages = played(Swarm(level, version, style=style), DEV_SEEDS + seed)
-            told.append((messages, [f"{value:.6f}" for value in score.values()]))
+        games = [
+            played(Swarm(level, version, style=style), DEV_SEEDS + seed)
+            for seed in range(5)
+            for style in ("expert", "random")
+        ]
+        told += [(messages, [f"{x:.6f}" for x in score.values()]) for score, messages in games]
     assert hashlib.sha256(repr(told).encode()).hexdigest()[:12] == GAMES[version]
 
 
@@ -95,15 +98,10 @@ def offers(env: Swarm) -> Swarm:
     return env
 
 
-def transfer(amount: str) -> str:
-    """A proposal to bot_2 of this much, as it is written in JSON."""
-    text = '{"counterparty_id": "bot_2", "content": "fair data", "offered_transfer": %s}'
-    return wrap_call("propose_trade", text % amount)
-
-
-def to(bot: str) -> str:
-    trade = {"counterparty_id": bot, "content": "a", "offered_transfer": 1}
-    return write_call("propose_trade", trade)
+def transfer(amount: str, bot: str = "bot_2") -> str:
+    """A proposal of this much, as it is written in JSON."""
+    text = '{"counterparty_id": "%s", "content": "fair data", "offered_transfer": %s}'
+    return wrap_call("propose_trade", text % (bot, amount))
 
 
 CALLS = {
@@ -138,9 +136,9 @@ CALLS = {
         write_call("vote", {"post_id": "post_2", "direction": "up"}),
         "post_2 is your own post",
     ),
-    "unknown bot": (to("bot_9"), "no bot bot_9"),
-    "trade with oneself": (to(ME), "with yourself"),
-    "second proposal": (to("bot_1"), "prop_2 to bot_1 is still pending"),
+    "unknown bot": (transfer("1", "bot_9"), "no bot bot_9"),
+    "trade with oneself": (transfer("1", ME), "with yourself"),
+    "second proposal": (transfer("1", "bot_1"), "prop_2 to bot_1 is still pending"),
     "accept own": (
         write_call("accept_proposal", {"proposal_id": "prop_2"}),
         "only its receiver may accept it; to withdraw it call cancel_proposal",
@@ -326,8 +324,7 @@ def test_tasks_go_away_after_the_next_epoch_and_proposals_after_five_steps():
         seen.append(("task_1" in e.tasks, "prop_1" in e.proposals))
         end_step(e)
     assert seen == [(True, True)] * 6 + [(True, False)] * 4 and "task_1" not in e.tasks
-    told = [text for _, text in e.events]
-    assert told == ["prop_1 to bot_1 lapsed", "task_1 is past its deadline"]
+    assert e.events == [(6, "prop_1 to bot_1 lapsed"), (10, "task_1 is past its deadline")]
 
 
 def test_new_tasks_every_epoch_and_a_rule_may_change(quiet):
@@ -353,6 +350,37 @@ def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
         assert share == pytest.approx(0.7 * sigmoid(2 * distance), abs=0.032)
 
 
+@pytest.mark.parametrize(
+    "kind, version, dealt, gives, activity, accepts, offers",
+    [  # how much it has dealt with others; what the model gives, and how active it was
+        ("honest", "0.2", 0, 0, 0, (0.7, 1.0), (-1, 3)),
+        ("honest", "0.2", 0, -10, 0, (0.0, 0.3), (-1, 3)),
+        ("opportunistic", "0.2", 0, 0, 0, (0.0, 0.4), (-4, 0)),
+        ("opportunistic", "0.2", 0, 0, 6, (0.6, 1.0), (-4, 0)),  # it likes the socially active
+        ("deceptive", "0.2", 0, 0, 0, (0.3, 1.0), (1, 4)),  # generous, until it turns
+        ("deceptive", "0.2", 20, -1, 0, (0.0, 0.0), (-20, 4)),  # 30% of its deals stay good
+        ("deceptive", "0.1", 1, 0, 0, (0.3, 1.0), (1, 4)),
+        ("deceptive", "0.1", 8, 0, 0, (0.3, 1.0), (-15, -15)),
+    ],
+)
+def test_what_each_kind_of_bot_accepts_and_offers(
+    kind, version, dealt, gives, activity, accepts, offers
+):
+    accepted, offered = [], []
+    for seed in range(300):
+        e = economy(version, bots=(kind, "honest"), dice=f"bot {seed}")
+        e.members[ME].activity = activity
+        bot = e.members["bot_1"]
+        bot.interactions = dealt
+        act.propose_trade(e, ME, "bot_1", "fair data for the whole team to use", gives)
+        for _ in range(12):
+            swarm_bots.BOTS[kind](e, bot, bot.rng)
+        accepted += [deal.accepted for deal in e.interactions if deal.counterparty == "bot_1"]
+        offered += [p.transfer for p in e.proposals.values() if p.proposer == "bot_1"]
+    assert accepts[0] <= mean(accepted) <= accepts[1] and len(offered) > 100
+    assert [min(offered), max(offered)] == pytest.approx(offers, abs=0.3)
+
+
 # --------------------------------------------------------------------------------------- scenarios
 
 
@@ -363,8 +391,7 @@ def test_seeds_wrap_around_within_a_block_and_blocks_differ(version, n):
     assert len({draw(block * 10**9 + i).dice for block in (0, 1, 2) for i in range(n)}) == 3 * n
     tasks = lambda seed: [t.text for epoch in draw_tasks(draw(seed)) for t in epoch]
     assert tasks(0) != tasks(DEV_SEEDS) and tasks(0) != tasks(1)
-    with pytest.raises(ValueError, match=f"--eval-n {n + 1}: there are not so many"):
-        check(Config(env="swarm", set=[f"version={version}"], eval_n=n + 1))
+    assert Swarm(version=version).most_tasks == n  # an evaluation of more is refused
 
 
 @pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
@@ -495,20 +522,35 @@ def rows(text: str) -> set[str]:
     return {re.sub(r" yours(?=:)|, votes -?\d+|, reputation \d+", "", line) for line in lines}
 
 
+# what holds until another is told: its name, its value
+HOLDS = (
+    r"(resources|reputation)( \d+\.\d)(?:,|$)|^# (more open tasks:)(.*)|"
+    r"(bot_\d)( frozen\b[^,\n]*| accepted \d[^,\n]*| active)"
+)
+# what is listed every time
+LISTED = r"^- (?:task|prop)_\d+(?: yours)?|^# you(?:r pending.*|.* can only pass)$"
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("style", ["expert", "random", "idle", "tuned"])
 def test_all_of_the_view_can_be_read_off_the_messages_so_far(version, style):
     """And the view, which is all that a player sees, names no kinds of bots."""
+    # as it is at first is not told: no more tasks, and all bots active
+    last = lambda text: dict(filter(None, row) for row in re.findall(HOLDS, text, re.M))
+    latest = lambda text: {k: v for k, v in last(text).items() if v not in (" 0", " active")}
     for seed in range(6):
         env = Swarm(LEVELS[seed % 3], version, style=style)
-        told, done = env.reset(seed)[0]["content"], False
+        messages, told, done = env.reset(seed), "", False
         while not done:
+            now = messages[0]["content"]
+            told += "\n" + now
             seen = view(env.economy)
             assert env.seen == seen and not re.search("honest|opportun|decept", json.dumps(seen))
             whole = observe(seen, "", "")  # as if nothing had been told before
             assert rows(whole) <= rows(told)
+            assert re.findall(LISTED, now, re.M) == re.findall(LISTED, whole, re.M)
+            assert latest(told) == latest(whole)
             messages, done = env.step(env.expert_reply())
-            told += "".join("\n" + message["content"] for message in messages)
 
 
 # ------------------------------------------------------------------------------- the command line
@@ -516,8 +558,7 @@ def test_all_of_the_view_can_be_read_off_the_messages_so_far(version, style):
 
 def cli(*arguments: str, said: str = "") -> str:
     command = [sys.executable, "env_swarm.py", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input=said)
-    return done.stdout if done.returncode == 0 else done.stderr
+    return subprocess.check_output(command, cwd=ROOT, text=True, input=said)
 
 
 def test_the_command_line_plays_and_evaluates():

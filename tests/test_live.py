@@ -107,6 +107,11 @@ def test_each_link_names_the_line_that_it_shows():
         live.with_lines('<a data-line="no such line" href="../../grpo.py#L1">grpo.py:1</a>')
 
 
+def test_it_asks_no_server_and_what_a_person_types_is_never_html():
+    code = INDEX + "".join((live.PAGE / file).read_text() for file in ("model.js", "page.js"))
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", code) and "innerHTML" not in code
+
+
 def test_its_data_are_those_of_its_run(policy):
     assert RUN["tasks"] == live.tasks_of(lambda: settings.make_env(CFG, 6))
     names = [stop["name"] for stop in RUN["stops"]]

@@ -119,10 +119,10 @@ def test_a_call_that_swallows_its_alarm_is_stopped_by_the_next_and_none_rings_la
 
 
 @pytest.mark.parametrize(
-    "text, cores", [("150000 100000\n", 1.5), ("max 100000\n", None), (None, None)]
+    "text, cores", [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None), (None, None)]
 )
 def test_a_containers_quota_is_read(tmp_path, text, cores):
-    if text:
+    if text is not None:
         (tmp_path / "cpu.max").write_text(text, encoding="utf-8")
     assert machine.quota(tmp_path) == cores
 
@@ -133,9 +133,11 @@ def test_a_containers_quota_is_read(tmp_path, text, cores):
         (0, None, None, 128, 8),
         (0, None, 2.5, 128, 2),
         (0, None, 0.5, 128, 1),  # never 0
+        (0, None, 16, 128, 8),
         (0, None, None, 1024, 64),  # a wide model has work for all
         (0, None, 2, 1024, 2),
         (0, "64", 2, 128, 64),  # who says how many gets them
+        (3, None, 2, 128, 3),
         (3, "64", 2, 128, 3),
     ],
 )

@@ -13,9 +13,21 @@ import train
 from bookkeeping import refusals
 from bookkeeping.records import lines
 from fast import ahead
-from policy import PICO
+from policy import PICO, load_policy
 
 torch.set_num_threads(1)
+
+
+FROZEN, LEARNS = (False, torch.bfloat16), (True, torch.float32)
+
+
+@pytest.mark.parametrize("rank, formats", [(4, {FROZEN, LEARNS}), (0, {LEARNS})])
+def test_a_card_holds_frozen_weights_in_bfloat16_and_what_learns_in_float32(
+    model_folder, rank, formats
+):
+    """The meta device is no CPU, so load_policy takes a card's number formats."""
+    policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
+    assert {(p.requires_grad, p.dtype) for p in policy.model.parameters()} == formats
 
 
 # ------------------------------------------------------------------ a run keeps nothing it need not
@@ -24,8 +36,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """{with gradient checkpointing?: what was seen on the way} of two tiny runs."""
-    folder = lambda: tmp_path_factory.mktemp("runs")
-    return {checkpointing: tiny_run(folder(), checkpointing) for checkpointing in (False, True)}
+    return {how: tiny_run(tmp_path_factory.mktemp("runs"), how) for how in (False, True)}
 
 
 def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:

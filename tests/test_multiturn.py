@@ -1,6 +1,6 @@
 """Protects conversations of several turns, played by the embedded models: what the trainer sees is,
-token for token and over all turns, what was sampled; one broken or endless reply costs its own
-episode only; and neither the batch nor the sampler's rows nor its caches change what is said.
+token for token and over all turns, what was sampled; markup in a reply opens no turn; and neither
+the batch nor the sampler's rows nor its caches change what is said.
 """
 
 from dataclasses import replace

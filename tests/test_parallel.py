@@ -130,8 +130,8 @@ def test_ctrl_c_stops_all_of_them_at_the_same_update_and_leaves_nobody_behind(tm
     """And the processes that sample ahead for them."""
     many = [*RUN, "--updates", "500", "--async-rollouts", "1"]
     command = [*TORCHRUN, "train.py", *many, "--runs", str(tmp_path), "--name", "stopped"]
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=ENV, start_new_session=True, **said)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=ENV, start_new_session=True, **pipes)
     metrics = tmp_path / "stopped" / "metrics.jsonl"
     until = time.time() + 300
     two_updates = lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2
@@ -154,11 +154,16 @@ def test_what_cannot_work_is_refused_once_and_in_a_sentence(tmp_path):
     assert done.returncode != 0 and "leave torchrun out" in done.stderr
 
 
-@pytest.mark.parametrize("rank, named, n, backend, card", [
-    (1, "4,5", 2, "cpu:gloo,cuda:nccl", "5"), (0, "", 2, "cpu:gloo,cuda:nccl", "0"),
-    (1, "0,1", 0, "gloo", "0,1"), (1, "-1", 0, "gloo", "-1"),  # named, and not there
-    (1, "", 1, "", "there are 1 cards; lower --nproc-per-node"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rank, named, n, backend, card",
+    [
+        (1, "4,5", 2, "cpu:gloo,cuda:nccl", "5"),
+        (0, "", 2, "cpu:gloo,cuda:nccl", "0"),
+        (1, "0,1", 0, "gloo", "0,1"),
+        (1, "-1", 0, "gloo", "-1"),  # named, and not there
+        (1, "", 1, "", "there are 1 cards; lower --nproc-per-node"),
+    ],
+)
 def test_a_rank_has_a_card_of_its_own_or_a_sentence(monkeypatch, rank, named, n, backend, card):
     joined = []
     monkeypatch.setattr(parallel.dist, "init_process_group", lambda how, **_: joined.append(how))

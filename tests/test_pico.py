@@ -244,10 +244,7 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     assert apart.norm() < 0.02 * moved.norm()
 
 
-# -------------------------------------------------------------------------------------- wrong use
-
-
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+# --------------------------------------------------------------------------------- ended by hand
 
 
 SMALL = """
@@ -260,7 +257,8 @@ pico.main(seed=0, updates=1000)
 
 def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     """With small numbers at its top."""
-    run = warm.Run(["-c", SMALL], ROOT, ENV, tmp_path, pictures=False)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = warm.Run(["-c", SMALL], ROOT, env, tmp_path, pictures=False)
     while not (run.said[0].exists() and "update   2" in run.said[0].read_text()):
         assert run.process.exitcode is None, run.said[1].read_text()
         time.sleep(0.02)

@@ -1,14 +1,11 @@
 """Protects the plain way: a whole run with --plain is the run of the fast way."""
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
 
 import train
-
-ROOT = Path(__file__).resolve().parents[1]
+from bookkeeping.records import lines
 
 
 def test_a_whole_plain_run_is_the_run_of_the_fast_way(monkeypatch, tmp_path):
@@ -17,17 +14,12 @@ def test_a_whole_plain_run_is_the_run_of_the_fast_way(monkeypatch, tmp_path):
              "--threads", "1"]  # fmt: skip
     found = {}
     for name, flags in (("fast", []), ("plain", ["--plain"])):
-        monkeypatch.setattr(
-            sys, "argv", ["train.py", *short, *flags, "--runs", str(tmp_path), "--name", name]
-        )
+        words = ["train.py", *short, *flags, "--runs", str(tmp_path), "--name", name]
+        monkeypatch.setattr(sys, "argv", words)
         train.main()
-        found[name] = [
-            json.loads(line)
-            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        ]
+        found[name] = lines(tmp_path / name / "metrics.jsonl")
     for fast, plain in zip(found["fast"], found["plain"], strict=True):
-        assert (
-            fast["reward"] == plain["reward"] and fast["reply_tokens"] == plain["reply_tokens"]
-        )  # the same tokens
+        # The same tokens.
+        assert fast["reward"] == plain["reward"] and fast["reply_tokens"] == plain["reply_tokens"]
         for column in ("grad_norm", "entropy", "loss", "mismatch"):
             assert fast.get(column, 0) == pytest.approx(plain.get(column, 0), abs=1e-3)

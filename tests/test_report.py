@@ -51,11 +51,18 @@ def run(tmp_path_factory) -> Path:
     return finish(made_up.letters(tmp_path_factory.mktemp("runs") / "grown", made_up.growing()))
 
 
-def observed(lines: list[dict], **summary) -> str:
-    known = {"config": {}, **summary}
-    exact = [{"tasks": "x", "stage": "train", "update": 0, "trained": True, "exact": [1.0],
-              "reward": [1.0]}]  # fmt: skip
-    return "\n".join(report.observations(known, lines, exact))
+def observed(lines: list[dict]) -> str:
+    exact = [
+        {
+            "tasks": "x",
+            "stage": "train",
+            "update": 0,
+            "trained": True,
+            "exact": [1.0],
+            "reward": [1.0],
+        }
+    ]
+    return "\n".join(report.observations({"config": {}}, lines, exact))
 
 
 # ------------------------------------------------------------------------------------ summary.json

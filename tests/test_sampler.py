@@ -4,13 +4,14 @@ the last sync and never edits them.
 """
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from fast import machine
-from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder
+from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder, sample_each
 from policy import PlainSampler, Policy, draw, load_policy
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
@@ -82,17 +83,25 @@ def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind):
     assert decoder.why.startswith("fast decoder: its log-probs are 0.")
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda w: w["norm2"].fill_(1.5),
+        lambda w: w["qkv"][0][:8].copy_(w["qkv"][0][:8].flip(0)),
+    ],
+    ids=["a forgotten norm", "turned channels"],
+)
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(
-    load, monkeypatch, kind
+    load, monkeypatch, kind, mistake
 ):
     sync = FastDecoder.sync
 
-    def forget_norm(self):
+    def mistaken(self):
         sync(self)
-        self.layers[0]["norm2"] = torch.full_like(self.layers[0]["norm2"], 1.5)
+        mistake(self.layers[0])
 
-    monkeypatch.setattr(FastDecoder, "sync", forget_norm)
+    monkeypatch.setattr(FastDecoder, "sync", mistaken)
     decoder = make_decoder(deep(load(kind)))
     assert isinstance(decoder, PlainDecoder), decoder.why
     assert "nats from the model's, rounding alone 0." in decoder.why
@@ -109,6 +118,16 @@ def test_a_window_longer_than_the_test_prompt_is_not_overlooked(load, naive_logp
     prompts = random_prompts(40)
     groups = TorchSampler(policy).sample(prompts, 1, 8, 1.0, grid(1, 1))
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, 1.0)
+
+
+def test_one_prompt_sampled_k_times_is_read_once(tiny, monkeypatch):
+    """Also if a batch asks for it k times. The shapes are [rows, new tokens]."""
+    sampler, seen = TorchSampler(endless(tiny)), []
+    spy = lambda ids, run=sampler.decoder.run: seen.append([*ids.shape]) or run(ids)
+    monkeypatch.setattr(sampler.decoder, "run", spy)
+    sampler.sample(random_prompts(7, 7), 8, 3, 1.0, grid(2, 8))
+    sample_each(sampler, 3 * random_prompts(5), grid(1, 3)[0], [None] * 3, 2, 1.0, False)
+    assert seen == [[2, 7], [16, 1], [16, 1], [1, 5], [3, 1]]
 
 
 # --------------------------------------------------------------------------- same seed, same sample
@@ -280,10 +299,7 @@ def test_out_of_memory_costs_the_kept_caches_and_then_rows_and_changes_no_sample
 
 def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
     sampler = TorchSampler(load("pico", lora_rank=0))
-
-    def no_memory(*_):
-        raise torch.OutOfMemoryError("pretended")
-
+    no_memory = Mock(side_effect=torch.OutOfMemoryError("pretended"))
     monkeypatch.setattr(sampler, "_batch", no_memory)
     with pytest.raises(machine.CannotGoOn, match="lower --k or --max-tokens"):
         sampler.sample([[1, 2], [3]], 2, 4, 1.0, grid(2, 2))

@@ -50,6 +50,10 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
     (tmp_path / "runs" / "tiny" / "swept-lr-1e-4-0" / "summary.json").unlink()
     one.grow("swept", seeds=9)
     assert len(said) == 3, "what stands in the results is not run again"
+    one.file.unlink()
+    one.grow("swept", seeds=9)
+    assert len(said) == 4 and "--resume" in said[-1], "a run that was cut goes on"
+    assert one.kept("swept")["swept"] == swept["swept"]
 
 
 @pytest.fixture

@@ -51,18 +51,15 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-def mean(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)
-
-
 # ------------------------------------------------------------------ how a call is written and read
 
 
 def test_tool_schemas_are_what_a_call_is_held_to():
     tools = [tool["function"] for tool in schemas("0.2")]
-    names = "post reply vote propose_trade accept_proposal reject_proposal cancel_proposal "
-    names = (names + "claim_task submit_work pass_turn").split()
+    names = (
+        "post reply vote propose_trade accept_proposal reject_proposal cancel_proposal "
+        "claim_task submit_work pass_turn"
+    ).split()
     assert [tool["name"] for tool in tools] == names == list(ACTIONS) == list(TOOLS)
     assert set(names) - set(tool_names("0.1")) == {"cancel_proposal"}
     for tool in tools:

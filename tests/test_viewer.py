@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import browser
 import made_up
 from bookkeeping import records, report
 from helpers import write_lines
@@ -52,13 +53,22 @@ def episode(rng, update: int, stage: str, member: int, seed: int, replies: list[
         messages.append({"role": "assistant", "content": reply})
     reward = [0.0, 0.25, 1.0][rng.randrange(3)]
     return {
-        "update": update, "source": "eval" if stage else "rollout", "stage": stage,
-        "member": member, "seed": seed, "reward": reward, "components": {"format": 1.0},
-        "advantage": None if stage else reward - 0.5, "stop_reason": "done", "error": "",
-        "policy_version": max(0, update - 1), "messages": messages, "segments": segments,
+        "update": update,
+        "source": "eval" if stage else "rollout",
+        "stage": stage,
+        "member": member,
+        "seed": seed,
+        "reward": reward,
+        "components": {"format": 1.0},
+        "advantage": None if stage else reward - 0.5,
+        "stop_reason": "done",
+        "error": "",
+        "policy_version": max(0, update - 1),
+        "messages": messages,
+        "segments": segments,
         "reply_tokens": sum(len(s["tokens"]) for s in segments if s["role"] == "policy"),
         **({"tasks": "tier 6"} if stage else {}),
-    }  # fmt: skip
+    }
 
 
 def make_run(folder: Path, replies=None) -> Path:
@@ -134,17 +144,10 @@ def test_the_page_allows_its_own_script_only_and_has_no_address(tmp_path):
     assert policy in text
     template = report.TEMPLATE.read_text(encoding="utf-8")
     assert not re.search(r"https?:|//\w+\.\w|@import|url\(", template)
-    html = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc"
-    assert not re.search(html, template)
-
-
-# ------------------------------------------------------------------------- swarm: tables and calls
-
-
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory):
-    """The page of a swarm run of scripted players."""
-    return page_of(made_up.swarm(tmp_path_factory.mktemp("swarm")))
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc",
+        template,
+    )
 
 
 # ------------------------------------------------------------------------------ the page in a browser
@@ -153,14 +156,14 @@ def swarm(tmp_path_factory):
 class Page:
     """A page with the few verbs that the tests need."""
 
-    def __init__(self, browser):
-        self.browser = browser
+    def __init__(self, chromium):
+        self.browser = chromium
 
     def open(self, path: Path, fragment: str = ""):
         self.browser.get("about:blank")  # else only the fragment would change
         self.browser.get_log("browser")
         self.browser.get(path.as_uri() + "#" + fragment)
-        self.wait("return document.documentElement.dataset.theme")  # the first episode is drawn
+        browser.wait(self.browser, "return document.documentElement.dataset.theme")  # it is drawn
 
     def js(self, code: str, *arguments):
         all_of = "const all = s => [...document.querySelectorAll(s)]"
@@ -180,12 +183,6 @@ class Page:
         for key in keys:
             ActionChains(self.browser, duration=0).send_keys(key).perform()
 
-    def wait(self, code: str):
-        """Until it is true, for five seconds."""
-        from selenium.webdriver.support.ui import WebDriverWait
-
-        WebDriverWait(self.browser, 5, 0.02).until(lambda _: self.js(code))
-
 
 @pytest.fixture
 def page(chromium):
@@ -197,11 +194,6 @@ def page(chromium):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     return page_of(make_run(tmp_path_factory.mktemp("plain") / "run"))
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
-    return page_of(make_run(tmp_path_factory.mktemp("hostile") / "run", replies=hostile_replies))
 
 
 def test_it_opens_and_asks_nobody_for_anything(page, plain):
@@ -216,7 +208,8 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
     assert page.texts("#samples .calls") == [] and page.js("return one('#prompt details').open")
 
 
-def test_hostile_text_stays_text(page, hostile):
+def test_hostile_text_stays_text(page, tmp_path):
+    hostile = page_of(make_run(tmp_path / "run", replies=hostile_replies))
     page.open(hostile)
     page.keys("j", "]", "w", "w", "j", "]")
     page.js(
@@ -262,14 +255,15 @@ def test_a_token_tells_its_numbers_to_keyboard_and_pointer(page, plain):
     assert page.js("return !one('#tip').hidden && one('#tip code').textContent") == '"\\n"'
 
 
-def test_tables_and_calls_in_the_page(page, swarm):
+def test_tables_and_calls_in_the_page(page, tmp_path):
+    swarm = page_of(made_up.swarm(tmp_path))
     page.open(swarm)
     assert page.text("#headline th") == "mean reward (dev)"
     assert {"up", "down"} <= set(page.texts("#tables td.up, #tables td.down"))
     assert page.js("return one('#prompt details').open") is False  # rules and tools: folded
     assert len(page.texts("#samples article:last-child .calls li")) == 25
     page.js("one('#tables a').click()")
-    page.wait("return all('#samples article').length === 1")
+    browser.wait(page.browser, "return document.querySelectorAll('#samples article').length === 1")
     best = next(t for t in load(swarm)[0]["tables"] if t["title"] == "The best episode")
     scenario = page.text("#tasks [aria-selected=true] p").split()[1].strip(":")
     assert best["text"][0].startswith(f"Scenario {scenario} earned")

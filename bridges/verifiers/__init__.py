@@ -96,6 +96,7 @@ def make_env(environment: dict[str, Any]):
     name = settings.pop("type")
     text = {f.name for f in fields(WORLDS[name]) if f.type is str}
     # pydantic_config makes a number of version = "0.2"
+    settings = {key.replace("-", "_"): x for key, x in settings.items()}  # flags have dashes
     settings = {key: str(x) if key in text else x for key, x in settings.items()}
     return WORLDS[name](**ASIDE.get(name, {}) | settings)
 
@@ -113,7 +114,9 @@ class SeedsConfig(vf.TasksetConfig):
         try:
             make_env(environment)
         except (KeyError, TypeError) as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(
+                f"{error}; type is {', '.join(WORLDS)}, and what else there is its class says"
+            ) from None
         return environment
 
 

@@ -16,7 +16,7 @@ right, greedy), and there is little left to find by thinking.
 How often a habit is shown and how often the base is to say it are two numbers (`shown` and `said`):
 the first three tokens of a conversation's first reply, where the habit is decided, weigh said /
 shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has to be
-copied weighs more (heavier).
+copied weighs more (pad_rows).
 
 In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode
 mixes them in shares of its own, so the base has learnt that how one has played says how one will
@@ -121,8 +121,10 @@ def pad_rows(rows: list[list[tuple]], tokenizer, factor: float = 1.0):
 
 # ------------------------------------------------------------------------------------------ letters
 def asking(rng: random.Random, text: str, letters: list[str], bias: float) -> Task:
-    """The task; so many letters are drawn again from the text. In the tiers, too, asked letters
-    occur more often than chance."""
+    """The task, with a share `bias` of its letters drawn again from the text.
+
+    In the tiers, too, asked letters occur more often than chance.
+    """
     if bias:
         present = sorted(set(text))
         letters = [rng.choice(present) if rng.random() < bias else c for c in letters]

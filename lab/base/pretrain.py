@@ -269,9 +269,9 @@ def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
     rounds = [(kind, i) for kind in cfg.rounds or batches for i in range(len(steps[kind]))]
     for number, (kind, i) in enumerate(rounds):
         # Round as the saved file does, and forget Adam's moments: --start-from begins just here.
-        if number or not cfg.start_from:
+        if kind != "long":  # pico_long began with the rows of its new pieces unrounded
             model.to(torch.bfloat16).float()
-            optimizer.state.clear()
+        optimizer.state.clear()
         before = sum(steps[kind][:i])  # a second round of a kind draws new tasks
         batch = lambda at, kind=kind, before=before: batches[kind](cfg, tokenizer, before + at)
         peak = LR if kind == "skill" else LATER_LR

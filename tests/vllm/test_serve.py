@@ -45,11 +45,13 @@ def server(trained):
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    flags = "--model models/pico_base --served-model-name pico_base --dtype float32"
-    flags += " --max-model-len 2048 --enforce-eager --block-size 32 --generation-config vllm"
-    flags += f" --host 127.0.0.1 --port {port} --enable-lora --max-lora-rank 32 --lora-modules"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags.split()]
-    command += [f"trained={trained[1]}"]
+    flags = (
+        "--model models/pico_base --served-model-name pico_base --dtype float32 "
+        "--max-model-len 2048 --enforce-eager --block-size 32 --generation-config vllm "
+        f"--host 127.0.0.1 --port {port} --enable-lora --max-lora-rank 32 --lora-modules"
+    ).split()
+    adapter = f"trained={trained[1]}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, adapter]
     log = open(trained[1].parent / "server.log", "w")
     process = subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
@@ -69,9 +71,11 @@ def server(trained):
 
 
 def over_api(server: str, model: str, folder: Path, n: int) -> dict:
-    flags = f"--api-base {server} --model {model} --name {model} --eval-n {n}"
-    flags += " --env letters --difficulty 6 --reward partial --max-tokens 64"
-    run("train.py", *flags.split(), "--runs", str(folder))
+    flags = (
+        f"--api-base {server} --model {model} --name {model} --eval-n {n} "
+        "--env letters --difficulty 6 --reward partial --max-tokens 64"
+    ).split()
+    run("train.py", *flags, "--runs", str(folder))
     return lines(folder / model / "evals.jsonl")[-1]
 
 

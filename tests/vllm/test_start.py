@@ -3,10 +3,12 @@ sentence, before a run has begun."""
 
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 
+from fast.machine import CannotGoOn
 from fast.vllm_engine import VllmSampler
 
 
@@ -30,29 +32,23 @@ def test_too_little_memory_at_the_start_is_said(load):
     assert "0 MB for its cache is not enough for vLLM" in said and "--engine torch" in said
 
 
-class Card:
-    """Stands in for vLLM on a card: it notes when it sleeps and wakes."""
-
-    def __init__(self):
-        self.said = []
-
-    def sleep(self, level):
-        self.said.append(f"sleep {level}")
-
-    def wake_up(self):
-        self.said.append("wake")
-
-
+@pytest.fixture
 def on_a_card() -> VllmSampler:
+    """A sampler whose vLLM is a mock, so that nothing asks for the card."""
     sampler = VllmSampler.__new__(VllmSampler)
-    sampler.sleeps = sampler.seeded = True
-    sampler.policy = SimpleNamespace(device=torch.device("cuda"))
-    sampler.llm, sampler.awake = Card(), True
+    policy = SimpleNamespace(device=torch.device("cuda"))
+    vars(sampler).update(policy=policy, sleeps=True, llm=Mock())
     return sampler
 
 
-def test_after_an_error_in_the_update_the_engine_is_not_woken():
-    sampler = on_a_card()
-    with pytest.raises(FloatingPointError), sampler.asleep():
+def test_after_an_error_in_the_update_the_engine_is_not_woken(on_a_card):
+    with pytest.raises(FloatingPointError), on_a_card.asleep():
         raise FloatingPointError
-    assert sampler.llm.said == ["sleep 1"] and not sampler.awake
+    assert on_a_card.llm.mock_calls == [call.sleep(level=1)]
+
+
+def test_a_card_too_full_to_wake_up_is_said(on_a_card):
+    on_a_card.llm.wake_up.side_effect = RuntimeError("CUDA Error: out of memory at cumem:62")
+    with pytest.raises(CannotGoOn) as caught, on_a_card.asleep():
+        pass
+    assert "too little of the card free to wake up" in sentence(caught)
