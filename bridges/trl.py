@@ -17,10 +17,14 @@ ours, in all three environments. TRL gets
 What is the same as in train.py, and what is not:
 
     same       tasks, prompts, tokens, mask, rewards; k, batch, learning rate; the loss's clip
-               (grpo.CLIP), the gradient's at 1
+               (grpo.CLIP), the gradient's at 1; the KL as DeepSeekMath has it (by default TRL
+               1.16 puts the ratio in front: --use_bias_correction_kl true)
     differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
                not repeat our samples; no SFT, no evaluation (train.py does both: docs/hardware.md);
-               an episode that fails after its first reply earns 0, where train.py leaves it out
+               an episode that fails after its first reply earns 0, where train.py leaves it out.
+               With vLLM, TRL drops each reply that vLLM and the trainer disagree about by a factor
+               of 3 or more, over all its tokens (--vllm_importance_sampling_mode sequence_mask);
+               train.py caps the factor of each token or reply, and drops none
     refused    --loss reinforce, --baseline, --epochs, --importance: TRL has other ones, to be set
                behind `--`
 
@@ -171,6 +175,7 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         "top_k": 0,
         "top_p": 1.0,
         "beta": cfg.kl,
+        "use_bias_correction_kl": False,
         "loss_type": loss_type,
         "importance_sampling_level": level,
         "epsilon": low,
