@@ -137,6 +137,8 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
                 found[name] = (so_far[-1]["update"], seen)
     if "entropy collapse" in found:  # it is why few groups have a signal
         found.pop("few groups", None)
+    if "not a number" in found:  # what is told of later steps may come from it
+        found["not a number"] = (no_numbers(lines)[1][0], found["not a number"][1])
     return dict(sorted(found.items(), key=lambda one: one[1][0]))
 
 
@@ -520,17 +522,24 @@ EVALUATED = [after_sft, after_grpo]
 def not_a_number(lines: Lines) -> Found | None:
     """NaN or infinity where a number should be.
 
-    A norm that never was a number while the run learns is a logger's fault; if nothing is learnt,
-    it is the run's.
+    A norm that never was a number while the run learns is a logger's fault (no_numbers); if nothing
+    is learnt, it is the run's.
     """
+    name, bad = no_numbers(lines)
+    if bad:
+        return {
+            "not a number": f"{name} is not a finite number in {len(bad)} rows, first at {bad[0]}"
+        }
+
+
+def no_numbers(lines: Lines) -> tuple[str, list[int]]:
+    """(the first column of three that should be numbers and are not, at which steps); or none."""
     learns = any(abs(rise(every(lines, name))[3]) > SURE for name in ("reward", "loss"))
     for name in ("loss", "grad_norm", "reward"):
         bad = [line["update"] for line in lines if not math.isfinite(line.get(name, 0.0))]
         if bad and (len(every(lines, name)) or not learns):
-            return {
-                "not a number": f"{name} is not a finite number in {len(bad)} rows, "
-                f"first at {bad[0]}"
-            }
+            return name, bad
+    return "", []
 
 
 def entropy_collapse(lines: Lines) -> Found | None:
@@ -681,7 +690,7 @@ def text(found: dict) -> str:
     out = [
         f"{', '.join(found['files'])}: a log of {found['framework']}, "
         f"steps {first} to {end} ({found['rows']} rows)",
-        f"looked at: {', '.join(sorted(found['columns'].values()))}",
+        f"looked at: {', '.join(sorted({*found['columns'].values()}))}",
         *(f"note: {note}" for note in found["notes"]),
     ]
     for one in found["symptoms"]:

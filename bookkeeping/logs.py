@@ -48,7 +48,7 @@ NAMES = {
         r"rewards/([^/]+)": "part",  # before 0.17
         "completions/mean_length|completion_length": "reply_tokens",
         "completions/clipped_ratio": "truncated",
-        "entropy": "entropy",
+        "entropy(?:/mean)?": "entropy",  # the latter in ms-swift
         "kl": "kl_ref",
         "clip_ratio/region_mean|clip_ratio": "clipped",
         "sampling/sampling_logp_difference/mean": "mismatch",
@@ -104,6 +104,7 @@ NAMES = {
         "Entropy": "entropy",
         "Mismatch KL": "mismatch_kl",
         r"Grad\. Norm": "grad_norm",
+        r"Max Off-Policy|Max\. Off-Policy Level": "off_policy_steps",
         "LR": "lr",
         r"Eval Reward|Val\. Reward": "eval_reward",
     },
@@ -259,7 +260,10 @@ def table_rows(text: str) -> Iterator[Row]:
 
 
 def console_rows(text: str) -> Iterator[Row]:
-    """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}"""
+    """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}
+
+    A name's first number counts: prime-rl goes on with those of each environment.
+    """
     _, *found = STEP.split(text)
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
         shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
@@ -268,7 +272,7 @@ def console_rows(text: str) -> Iterator[Row]:
             for one in shown
             if one
         ]
-        yield row_of([*pairs, ("step", step)])
+        yield row_of([*reversed(pairs), ("step", step)])
 
 
 def dict_rows(text: str) -> Iterator[Row]:

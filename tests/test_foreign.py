@@ -217,6 +217,19 @@ CASES = {
     "d18-old-trl-no-variance/trl-0.16-constant-4.log": (["no signal"], "mean 4.00"),
     "d18-old-trl-no-variance/trl-0.16.log": (["no signal"], "easier prompts"),
     "d18-old-trl-no-variance/unsloth-table.txt": (["no signal"], "easier prompts"),
+    "f01-rllm-54.log": (["no signal"], "critic/advantages/max"),
+    "f02-agent-r1-30.log": (
+        ["not a number", "collapse", "cut short", "no signal"],
+        "in 31 rows, first at 60",
+    ),
+    "f03-video-r1-86.log": (["no signal"], "steps 1 to 30"),
+    "f04-swift-9261.jsonl": (["cut short", "no signal"], "steps 1 to 60"),
+    "f05-open-r1-255.log": (["pays something else"], "right answers went from 0.13 to 0.00"),
+    "f06-swift-6550.log": (["KL", "collapse"], "entropy/mean"),
+    "f07-unsloth-2291.txt": ([], "steps 1 to 60"),
+    "f08-trl-4772.log": (["thrown away"], "a product of many tokens"),
+    "f09-prime-rl-environments.log": ([], "Max Off-Policy"),
+    "f10-prime-rl-debug.log": ([], "Mismatch KL"),
 }
 
 
