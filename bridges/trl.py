@@ -32,6 +32,8 @@ Run me: `python -m bridges.trl --updates 2 --num-tasks 2 --k 2 --max-tokens 64` 
 trains pico_base on letters (pip install -r requirements/all.txt).
 """
 
+import inspect
+import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -45,6 +47,7 @@ from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
 from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play
+from swarm.tools import write_call
 
 # Our loss -> TRL's loss_type and importance_sampling_level. Its grpo is the mean over each reply,
 # dapo the mean over all tokens, as ours are (grpo.py has the table).
@@ -139,6 +142,61 @@ class Rollout:
             "logprobs": cut("logprobs") if engine.told else None,
             "earned": [e.reward for e in episodes],
         }
+
+
+def tool_environment(make_env: Callable[[], object]) -> type:
+    """A class of one of our environments that have tools (swarm), for TRL's environment_factory.
+
+    There TRL's own loop plays, alone or with environments of others: GRPOTrainer(model=…,
+    environment_factory={"swarm": tool_environment(make_env)}), with rows such as {"prompt":
+    [{"role": "user", "content": ""}], "environment": "swarm", "seed": 7}. A public method is a
+    tool, and get_reward is the reward. What differs from Rollout, which plays as train.py does: a
+    reply without a call ends the episode (the rest counts as passed), of two calls both are carried
+    out, and max_completion_length is of the whole episode.
+    """
+
+    class Session:
+        def reset(self, seed: int, **_) -> str:
+            self._env, self._done = make_env(), False
+            return self._env.reset(seed)[-1]["content"]
+
+        def get_reward(self) -> float:
+            return self._env.score()["reward"]
+
+        def _call(self, name: str, arguments: dict) -> str:
+            if self._done:
+                return "the episode is over"
+            messages, self._done = self._env.step(write_call(name, arguments))
+            return messages[-1]["content"] if messages else "the end"
+
+    env = make_env()
+    env.reset(0)
+    if not env.tools:
+        raise ValueError(f"{type(env).__name__} has no tools, and TRL's loop plays by tools alone")
+    for tool in env.tools:
+        setattr(Session, tool["function"]["name"], method_of(tool["function"]))
+    return Session
+
+
+def method_of(function: dict) -> Callable:
+    """A tool's JSON schema as the method whose signature and docstring TRL makes a schema of."""
+    name, properties = function["name"], function["parameters"]["properties"]
+
+    def method(self, **arguments) -> str:
+        return self._call(name, arguments)
+
+    kinds = {"string": str, "number": float}
+    types = {argument: kinds[schema["type"]] for argument, schema in properties.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters += [inspect.Parameter(a, keyword, annotation=t) for a, t in types.items()]
+    choices = lambda schema: f" (choices: {json.dumps(schema['enum'])})" if "enum" in schema else ""
+    lines = ["", "Args:"] + [f"    {a}: {a}{choices(schema)}" for a, schema in properties.items()]
+    method.__name__ = name
+    method.__signature__ = inspect.Signature(parameters, return_annotation=str)
+    method.__annotations__ = types | {"return": str}
+    method.__doc__ = "\n".join([function["description"], *(lines if properties else [])])
+    return method
 
 
 def reward_of(earned: list[float], **_) -> list[float]:
