@@ -21,6 +21,7 @@ import csv
 import math
 import re
 from bisect import bisect_left
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -191,7 +192,9 @@ def read(path: Path) -> Log:
     for file in files:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError(f"{file} has more than {MOST_BYTES >> 20} MiB; give its beginning")
-        text += file.read_text(encoding="utf-8", errors="replace") + "\n"
+        data = file.read_bytes()
+        coding = "utf-16" if data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8"  # PowerShell's >
+        text += data.decode(coding, errors="replace") + "\n"
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # without colours
     log = collect(rows_of(plain.replace("\r", "\n")))
     if not log.lines:
