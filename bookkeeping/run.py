@@ -387,20 +387,19 @@ def open_wandb(cfg, folder: Path):
     with may_fail():
         import wandb
 
-        kept, given = folder / "wandb_id", os.environ.get
+        setting = os.environ.get
+        kept = folder / "wandb_id"
         if not kept.exists():
-            records.write_whole(kept, given("WANDB_RUN_ID") or secrets.token_hex(4))
+            records.write_whole(kept, setting("WANDB_RUN_ID") or secrets.token_hex(4))
         mode = "online" if wandb.login(prompt=False) else "offline"
-        mode = given("WANDB_MODE") or mode
+        mode = setting("WANDB_MODE") or mode
         # what is to be uploaded stays in the run folder, and not in the user's home
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
         if mode == "offline":
-            print(
-                f"wandb: not logged in, so offline; later: wandb sync {folder}/wandb/offline-run-*"
-            )
+            print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
         run = wandb.init(
-            project=given("WANDB_PROJECT") or "picoswarm",
-            name=given("WANDB_NAME") or folder.name,
+            project=setting("WANDB_PROJECT") or "picoswarm",
+            name=setting("WANDB_NAME") or folder.name,
             dir=str(folder),
             mode=mode,
             id=kept.read_text(encoding="utf-8"),

@@ -255,6 +255,8 @@ def read_row(raw: bytes) -> dict:
     question, answer = whole["question" if "question" in whole else "prompt"], whole["answer"]
     if type(answer) in (int, float):
         answer = format(Decimal(repr(answer)), "f")  # 0.00001, not 1e-05
+    if type(question) is not str or type(answer) is not str:
+        raise ValueError("both must be text, and no list of messages or the like")
     thought, _, right = answer.rpartition("####")
     if not question.strip() or answer_of(f"<answer>{right}</answer>", True) is None:
         raise ValueError("it asks nothing, or its answer could not be given inside <answer>")
