@@ -179,7 +179,19 @@ def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, floa
 
 def solved(lines: Lines) -> bool:
     """Nearly all is right. A reward beyond 1 is on a scale of its own."""
-    return last(lines, "reward", FEWEST).mean() > 0.9 and every(lines, "reward").max() <= 1.0001
+    now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
+    return now.mean() > 0.9 and best <= 1.0001
+
+
+def at_its_best(lines: Lines) -> bool:
+    """Is all that was earned, on whatever scale, the most that ever was?"""
+    now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
+    return now.min() > max(best - 1e-6, 0)
+
+
+def aim(lines: Lines) -> str:
+    """The column that counts right answers, if a log has one; or the reward."""
+    return "goal" if len(every(lines[-FEWEST:], "goal")) else "reward"
 
 
 def signal(line: dict) -> float:
@@ -221,7 +233,8 @@ def silent(lines: Lines) -> Found | None:
             f"{now:.2f} on average, and at the start it was {was:.2f}"
         }
     if quiet(lines, FEWEST):
-        risen = solved(here) and every(here[:START], "reward").min() < now - 0.02
+        top = solved(here) or at_its_best(here)
+        risen = top and every(here[:START], "reward").min() < now - 0.02
         mean = "" if math.isnan(ten) else f" (mean {ten:.2f})"
         told = f"in the last {FEWEST} updates every group's rewards were all equal{mean}"
         return {"solved" if risen else "no signal": told}
