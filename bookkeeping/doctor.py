@@ -616,6 +616,14 @@ def still(lines: Lines) -> Found | None:
         }
 
 
+def always_the_same(lines: Lines) -> Found | None:
+    """A log that says nothing of groups or norms, and the mean reward never changed: no signal."""
+    rewards, norms = every(lines, "reward"), every(lines, "grad_norm")
+    unknown = all(math.isnan(signal(line)) for line in lines) and not norms.any()
+    if len(rewards) >= 2 * FEWEST and np.ptp(rewards) < 1e-9 and unknown:
+        return {"no signal": f"the mean reward was {rewards[0]:.2f} in all of {len(rewards)} rows"}
+
+
 def warm_up(lines: Lines) -> Found | None:
     """Does the learning rate still rise when the log ends? Not if the run has only begun."""
     rates, planned = every(lines, "lr"), max(every(lines, "planned"), default=0)
@@ -629,6 +637,7 @@ AT_END = [
     entropy_collapse,
     pays_another_goal,
     only_in_training,
+    always_the_same,
     still,
 ]
 

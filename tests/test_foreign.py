@@ -230,6 +230,7 @@ CASES = {
     "f08-trl-4772.log": (["thrown away"], "a product of many tokens"),
     "f09-prime-rl-environments.log": ([], "Max Off-Policy"),
     "f10-prime-rl-debug.log": ([], "Mismatch KL"),
+    "f11-prime-rl-reward-0.log": (["no signal"], "0.00 in all of 40 rows"),
 }
 
 
