@@ -216,10 +216,11 @@ PAIR = re.compile(
 # step:5 - actor/entropy:0.31 - critic/score/mean:np.float64(0.5)
 # 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1% (in 2025: Reward: 0.5000)
 # Evaluated aime (Step 5) | …
-STEP = re.compile(r"(?:^|\s)(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
+# {"message": "Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1%", …  (prime-rl's log.json_logging)
+STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
 BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into lines
 SHOWN = re.compile(
-    r"(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)]|$)"
+    r"(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)\"\\]|$)"
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")

@@ -125,6 +125,13 @@ def test_a_folder_gives_its_newest_checkpoint(tmp_path):
             "critic/score/mean:-0.5",
             {"entropy": [0.31], "reward": [-0.5]},
         ),
+        # prime-rl's lines as JSON
+        (
+            '{"level": "INFO", "message": "Step 3 | 1.2s | Reward 0.5000 | Truncation 3.1%\\n\\t\\t '
+            '\\u2570\\u2500 a | Reward 0.9000", "line": 880}\n{"message": "Evaluated a (Step 3) | Policy '
+            'v1 | Reward 0.2500", "line": 9}',
+            {"reward": [0.5], "truncated": [0.031], "eval_reward": [0.25]},
+        ),
         # a table after other text, with tabs
         (
             "Unsloth 2025\n\nStep\tTraining Loss\trewards / exact / mean\n1\t0.5\tNo Log\n",
