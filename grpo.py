@@ -322,7 +322,12 @@ def compare_with_old_policies(batch: Batch, out: Output, cfg) -> None:
 
 
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
-    """Σ weight · KL(policy || reference), a number."""
+    """Σ weight · KL(policy || reference), a number.
+
+    As in Shao et al. 2024, eq. 4. The number is that KL, but its gradient is the other
+    one's, KL(reference || policy): the samples, too, depend on the policy, and no ratio
+    in front of the term says so. Near the reference both are the same.
+    """
     with torch.no_grad(), swapped(policy, reference):
         before = forward(policy, batch, cfg).logprobs  # [M]
     out.kl = k3(out.logprobs, before)  # [M]

@@ -137,6 +137,8 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
                 found[name] = (so_far[-1]["update"], seen)
     if "entropy collapse" in found:  # it is why few groups have a signal
         found.pop("few groups", None)
+    if "not a number" in found:  # what is told of later steps may come from it
+        found["not a number"] = (no_numbers(lines)[1][0], found["not a number"][1])
     return dict(sorted(found.items(), key=lambda one: one[1][0]))
 
 
@@ -177,7 +179,19 @@ def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, floa
 
 def solved(lines: Lines) -> bool:
     """Nearly all is right. A reward beyond 1 is on a scale of its own."""
-    return last(lines, "reward", FEWEST).mean() > 0.9 and every(lines, "reward").max() <= 1.0001
+    now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
+    return now.mean() > 0.9 and best <= 1.0001
+
+
+def at_its_best(lines: Lines) -> bool:
+    """Is all that was earned, on whatever scale, the most that ever was?"""
+    now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
+    return now.min() > max(best - 1e-6, 0)
+
+
+def aim(lines: Lines) -> str:
+    """The column that counts right answers, if a log has one; or the reward."""
+    return "goal" if len(every(lines[-FEWEST:], "goal")) else "reward"
 
 
 def signal(line: dict) -> float:
@@ -219,7 +233,8 @@ def silent(lines: Lines) -> Found | None:
             f"{now:.2f} on average, and at the start it was {was:.2f}"
         }
     if quiet(lines, FEWEST):
-        risen = solved(here) and every(here[:START], "reward").min() < now - 0.02
+        top = solved(here) or at_its_best(here)
+        risen = top and every(here[:START], "reward").min() < now - 0.02
         mean = "" if math.isnan(ten) else f" (mean {ten:.2f})"
         told = f"in the last {FEWEST} updates every group's rewards were all equal{mean}"
         return {"solved" if risen else "no signal": told}
@@ -520,17 +535,24 @@ EVALUATED = [after_sft, after_grpo]
 def not_a_number(lines: Lines) -> Found | None:
     """NaN or infinity where a number should be.
 
-    A norm that never was a number while the run learns is a logger's fault; if nothing is learnt,
-    it is the run's.
+    A norm that never was a number while the run learns is a logger's fault (no_numbers); if nothing
+    is learnt, it is the run's.
     """
+    name, bad = no_numbers(lines)
+    if bad:
+        return {
+            "not a number": f"{name} is not a finite number in {len(bad)} rows, first at {bad[0]}"
+        }
+
+
+def no_numbers(lines: Lines) -> tuple[str, list[int]]:
+    """(the first column of three that should be numbers and are not, at which steps); or none."""
     learns = any(abs(rise(every(lines, name))[3]) > SURE for name in ("reward", "loss"))
     for name in ("loss", "grad_norm", "reward"):
         bad = [line["update"] for line in lines if not math.isfinite(line.get(name, 0.0))]
         if bad and (len(every(lines, name)) or not learns):
-            return {
-                "not a number": f"{name} is not a finite number in {len(bad)} rows, "
-                f"first at {bad[0]}"
-            }
+            return name, bad
+    return "", []
 
 
 def entropy_collapse(lines: Lines) -> Found | None:
@@ -594,6 +616,14 @@ def still(lines: Lines) -> Found | None:
         }
 
 
+def always_the_same(lines: Lines) -> Found | None:
+    """A log that says nothing of groups or norms, and the mean reward never changed: no signal."""
+    rewards, norms = every(lines, "reward"), every(lines, "grad_norm")
+    unknown = all(math.isnan(signal(line)) for line in lines) and not norms.any()
+    if len(rewards) >= 2 * FEWEST and np.ptp(rewards) < 1e-9 and unknown:
+        return {"no signal": f"the mean reward was {rewards[0]:.2f} in all of {len(rewards)} rows"}
+
+
 def warm_up(lines: Lines) -> Found | None:
     """Does the learning rate still rise when the log ends? Not if the run has only begun."""
     rates, planned = every(lines, "lr"), max(every(lines, "planned"), default=0)
@@ -607,6 +637,7 @@ AT_END = [
     entropy_collapse,
     pays_another_goal,
     only_in_training,
+    always_the_same,
     still,
 ]
 
@@ -681,7 +712,7 @@ def text(found: dict) -> str:
     out = [
         f"{', '.join(found['files'])}: a log of {found['framework']}, "
         f"steps {first} to {end} ({found['rows']} rows)",
-        f"looked at: {', '.join(sorted(found['columns'].values()))}",
+        f"looked at: {', '.join(sorted({*found['columns'].values()}))}",
         *(f"note: {note}" for note in found["notes"]),
     ]
     for one in found["symptoms"]:

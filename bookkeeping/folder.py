@@ -104,6 +104,7 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     folders = [Path(cfg.runs) / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
     folder = next(one for one in folders if cfg.name or not one.exists())
     folder.mkdir(parents=True, exist_ok=bool(cfg.name))
+    flush(folder.parent)
     return folder, claim(folder)
 
 

@@ -21,6 +21,7 @@ import csv
 import math
 import re
 from bisect import bisect_left
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ NAMES = {
         r"rewards/([^/]+)": "part",  # before 0.17
         "completions/mean_length|completion_length": "reply_tokens",
         "completions/clipped_ratio": "truncated",
-        "entropy": "entropy",
+        "entropy(?:/mean)?": "entropy",  # the latter in ms-swift
         "kl": "kl_ref",
         "clip_ratio/region_mean|clip_ratio": "clipped",
         "sampling/sampling_logp_difference/mean": "mismatch",
@@ -104,6 +105,7 @@ NAMES = {
         "Entropy": "entropy",
         "Mismatch KL": "mismatch_kl",
         r"Grad\. Norm": "grad_norm",
+        r"Max Off-Policy|Max\. Off-Policy Level": "off_policy_steps",
         "LR": "lr",
         r"Eval Reward|Val\. Reward": "eval_reward",
     },
@@ -190,7 +192,9 @@ def read(path: Path) -> Log:
     for file in files:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError(f"{file} has more than {MOST_BYTES >> 20} MiB; give its beginning")
-        text += file.read_text(encoding="utf-8", errors="replace") + "\n"
+        data = file.read_bytes()
+        coding = "utf-16" if data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8"  # PowerShell's >
+        text += data.decode(coding, errors="replace") + "\n"
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # without colours
     log = collect(rows_of(plain.replace("\r", "\n")))
     if not log.lines:
@@ -212,10 +216,11 @@ PAIR = re.compile(
 # step:5 - actor/entropy:0.31 - critic/score/mean:np.float64(0.5)
 # 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1% (in 2025: Reward: 0.5000)
 # Evaluated aime (Step 5) | …
-STEP = re.compile(r"(?:^|\s)(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
+# {"message": "Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1%", …  (prime-rl's log.json_logging)
+STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
 BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into lines
 SHOWN = re.compile(
-    r"(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)]|$)"
+    r"(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)\"\\]|$)"
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
@@ -259,7 +264,10 @@ def table_rows(text: str) -> Iterator[Row]:
 
 
 def console_rows(text: str) -> Iterator[Row]:
-    """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}"""
+    """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}
+
+    A name's first number counts: prime-rl goes on with those of each environment.
+    """
     _, *found = STEP.split(text)
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
         shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
@@ -268,7 +276,7 @@ def console_rows(text: str) -> Iterator[Row]:
             for one in shown
             if one
         ]
-        yield row_of([*pairs, ("step", step)])
+        yield row_of([*reversed(pairs), ("step", step)])
 
 
 def dict_rows(text: str) -> Iterator[Row]:

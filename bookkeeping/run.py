@@ -49,6 +49,8 @@ PRINTED = (
     ("loss", "loss", "+.4f"),
 )
 
+WANDB_EPISODES = 500  # in wandb's table; episodes.jsonl has more
+
 CLOCKS = ("total", *SECONDS, "eval", "sft")  # what a run's seconds are counted by
 
 
@@ -63,8 +65,6 @@ class State:
     tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms that were told (doctor.py)
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
-    # wandb's name of this run: a resume goes on with the same curves
-    wandb_id: str = field(default_factory=lambda: secrets.token_hex(4))
 
 
 @dataclass
@@ -93,17 +93,17 @@ class Run:
             self.folder = Path(self.keep.name)
         if self.saved:
             self.go_on(policy, optimizer)
-        else:
-            print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         run_folder.trim(self.folder, self.state.update if self.saved else -1)
-        records.write_json(self.folder / "config.json", asdict(cfg))
+        records.write_json(self.folder / "config.json", asdict(cfg))  # on the disk, when it is said
+        if not self.saved:
+            print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         self.machine = machine(policy)
         parallel.same_weights(policy.trainable().values())
         # What an earlier end said is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
         self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
         hear_signals(self.stopping)
-        self.wandb = open_wandb(cfg, self.folder, self.state.wandb_id) if first else None
+        self.wandb = open_wandb(cfg, self.folder) if first else None
 
     def go_on(self, policy, optimizer) -> None:
         """Take policy, optimizer and state from the checkpoint.
@@ -113,6 +113,7 @@ class Run:
         """
         code = self.state.code
         self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
+        state.pop("wandb_id", None)  # of older runs; the folder keeps it now
         with records.foreign(self.saved):
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
@@ -283,8 +284,7 @@ class Run:
         report.write(self.folder)
         if self.wandb:
             with may_fail():
-                self.wandb.summary.update({name: about[name] for name in ("eval", "seconds")})
-                self.wandb.finish()
+                finish_wandb(self.wandb, self.folder, about)
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         print(
             f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png\n"
@@ -376,29 +376,60 @@ def machine(policy) -> dict:
     }
 
 
-def open_wandb(cfg, folder: Path, name: str):
-    """wandb's run of this id, or None. It never asks, and never stops a run."""
+def open_wandb(cfg, folder: Path):
+    """wandb's run of this folder, or None. It never asks, and never stops a run.
+
+    The folder keeps wandb's id of it, so that a resume goes on with the same curves. WANDB_PROJECT,
+    _NAME and _RUN_ID (a sweep sets it) are read here; _ENTITY, _TAGS, _NOTES and others by wandb.
+    """
     if not cfg.wandb:
         return None
     with may_fail():
         import wandb
 
+        setting = os.environ.get
+        kept = folder / "wandb_id"
+        if not kept.exists():
+            records.write_whole(kept, setting("WANDB_RUN_ID") or secrets.token_hex(4))
         mode = "online" if wandb.login(prompt=False) else "offline"
-        mode = os.environ.get("WANDB_MODE") or mode
+        mode = setting("WANDB_MODE") or mode
+        # what is to be uploaded stays in the run folder, and not in the user's home
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
         if mode == "offline":
-            print(
-                f"wandb: not logged in, so offline; later: wandb sync {folder}/wandb/offline-run-*"
-            )
-        return wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "picoswarm"),
-            name=folder.name,
+            print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
+        run = wandb.init(
+            project=setting("WANDB_PROJECT") or "picoswarm",
+            name=setting("WANDB_NAME") or folder.name,
             dir=str(folder),
             mode=mode,
-            id=name,
+            id=kept.read_text(encoding="utf-8"),
             resume="allow",
             config=asdict(cfg),
             settings=wandb.Settings(silent=True, console="off"),
         )
+        # wandb's own steps may be counted anew when a resumed run is synced
+        run.define_metric("*", step_metric="update")
+        if mode == "online":
+            print(f"wandb: {run.url}")
+        return run
+
+
+def finish_wandb(run, folder: Path, about: dict) -> None:
+    """The final numbers, the newest episodes as a table, and the report as an artifact."""
+    import wandb
+
+    columns = ["update", "source", "stage", "seed", "reward", "stop_reason", "reply_tokens"]
+    table = wandb.Table([*columns, "episode"])
+    for e in records.lines(folder / "episodes.jsonl")[-WANDB_EPISODES:]:
+        said = "\n\n".join(f"{m['role']}: {m['content']}" for m in e["messages"])
+        table.add_data(*(e[name] for name in columns), said)
+    run.log({"update": about["updates"], "episodes": table}, step=about["updates"])
+    pages = wandb.Artifact(f"report-{run.id}", "report")
+    pages.add_file(str(folder / "report.html"))
+    run.log_artifact(pages)
+    numbers = ("eval", "gain", "gain_reward", "seconds", "tokens", "peak_rss_gb")
+    run.summary.update({name: about[name] for name in numbers if name in about})
+    run.finish()
 
 
 @contextmanager

@@ -43,6 +43,7 @@ import re
 import runpy
 import sys
 import unicodedata
+from asyncio import CancelledError
 from codecs import BOM_UTF8
 from collections.abc import Callable
 from decimal import Decimal
@@ -67,6 +68,8 @@ intermediate_integration""".split()
 LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 A_LIST = re.compile(r"[\w\s,'\"\[\]-]*")  # of texts and numbers: nothing that could be called
+# What ends somebody's code, and any reply may be in that.
+ENDS = (Exception, SystemExit, CancelledError, Hung)
 NO_EXPERT = "give expert=FILE.py:FUNCTION, or --sft-steps 0"
 HINT = "Think first inside <think> and </think> if that helps. Then give"
 ASK = "the answer inside <answer> and </answer>."
@@ -108,7 +111,7 @@ class Known:
         if answer is not None:
             try:
                 marks |= marks_of(self.mark(self.task, answer))
-            except (Exception, SystemExit, Hung) as error:  # any code, and any reply, may be in it
+            except ENDS as error:
                 failed = 1.0
                 tell_once(f"a scorer failed ({type(error).__name__}: {str(error)[:200]!a})")
         return marks | {"scorer_failed": failed}
@@ -155,7 +158,7 @@ def different(env: str, first: int, n: int) -> list[int]:
     for seed in range(first, first + n):
         try:
             task = in_time(known.seconds, known.draw, seed)["question"]
-        except (Exception, Hung):
+        except ENDS:
             task = seed
         seeds.setdefault(task, seed)
     return list(seeds.values())
@@ -252,6 +255,8 @@ def read_row(raw: bytes) -> dict:
     question, answer = whole["question" if "question" in whole else "prompt"], whole["answer"]
     if type(answer) in (int, float):
         answer = format(Decimal(repr(answer)), "f")  # 0.00001, not 1e-05
+    if type(question) is not str or type(answer) is not str:
+        raise ValueError("both must be text, and no list of messages or the like")
     thought, _, right = answer.rpartition("####")
     if not question.strip() or answer_of(f"<answer>{right}</answer>", True) is None:
         raise ValueError("it asks nothing, or its answer could not be given inside <answer>")

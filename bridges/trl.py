@@ -17,10 +17,14 @@ ours, in all three environments. TRL gets
 What is the same as in train.py, and what is not:
 
     same       tasks, prompts, tokens, mask, rewards; k, batch, learning rate; the loss's clip
-               (grpo.CLIP), the gradient's at 1
+               (grpo.CLIP), the gradient's at 1; the KL as DeepSeekMath has it (by default TRL
+               1.16 puts the ratio in front: --use_bias_correction_kl true)
     differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
                not repeat our samples; no SFT, no evaluation (train.py does both: docs/hardware.md);
-               an episode that fails after its first reply earns 0, where train.py leaves it out
+               an episode that fails after its first reply earns 0, where train.py leaves it out.
+               With vLLM, TRL drops each reply that vLLM and the trainer disagree about by a factor
+               of 3 or more, over all its tokens (--vllm_importance_sampling_mode sequence_mask);
+               train.py caps the factor of each token or reply, and drops none
     refused    --loss reinforce, --baseline, --epochs, --importance: TRL has other ones, to be set
                behind `--`
 
@@ -28,6 +32,8 @@ Run me: `python -m bridges.trl --updates 2 --num-tasks 2 --k 2 --max-tokens 64` 
 trains pico_base on letters (pip install -r requirements/all.txt).
 """
 
+import inspect
+import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +47,7 @@ from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
 from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play
+from swarm.tools import write_call
 
 # Our loss -> TRL's loss_type and importance_sampling_level. Its grpo is the mean over each reply,
 # dapo the mean over all tokens, as ours are (grpo.py has the table).
@@ -137,6 +144,61 @@ class Rollout:
         }
 
 
+def tool_environment(make_env: Callable[[], object]) -> type:
+    """A class of one of our environments that have tools (swarm), for TRL's environment_factory.
+
+    There TRL's own loop plays, alone or with environments of others: GRPOTrainer(model=…,
+    environment_factory={"swarm": tool_environment(make_env)}), with rows such as {"prompt":
+    [{"role": "user", "content": ""}], "environment": "swarm", "seed": 7}. A public method is a
+    tool, and get_reward is the reward. What differs from Rollout, which plays as train.py does: a
+    reply without a call ends the episode (the rest counts as passed), of two calls both are carried
+    out, and max_completion_length is of the whole episode.
+    """
+
+    class Session:
+        def reset(self, seed: int, **_) -> str:
+            self._env, self._done = make_env(), False
+            return self._env.reset(seed)[-1]["content"]
+
+        def get_reward(self) -> float:
+            return self._env.score()["reward"]
+
+        def _call(self, name: str, arguments: dict) -> str:
+            if self._done:
+                return "the episode is over"
+            messages, self._done = self._env.step(write_call(name, arguments))
+            return messages[-1]["content"] if messages else "the end"
+
+    env = make_env()
+    env.reset(0)
+    if not env.tools:
+        raise ValueError(f"{type(env).__name__} has no tools, and TRL's loop plays by tools alone")
+    for tool in env.tools:
+        setattr(Session, tool["function"]["name"], method_of(tool["function"]))
+    return Session
+
+
+def method_of(function: dict) -> Callable:
+    """A tool's JSON schema as the method whose signature and docstring TRL makes a schema of."""
+    name, properties = function["name"], function["parameters"]["properties"]
+
+    def method(self, **arguments) -> str:
+        return self._call(name, arguments)
+
+    kinds = {"string": str, "number": float}
+    types = {argument: kinds[schema["type"]] for argument, schema in properties.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters += [inspect.Parameter(a, keyword, annotation=t) for a, t in types.items()]
+    choices = lambda schema: f" (choices: {json.dumps(schema['enum'])})" if "enum" in schema else ""
+    lines = ["", "Args:"] + [f"    {a}: {a}{choices(schema)}" for a, schema in properties.items()]
+    method.__name__ = name
+    method.__signature__ = inspect.Signature(parameters, return_annotation=str)
+    method.__annotations__ = types | {"return": str}
+    method.__doc__ = "\n".join([function["description"], *(lines if properties else [])])
+    return method
+
+
 def reward_of(earned: list[float], **_) -> list[float]:
     """TRL's reward function: the environment has said it already."""
     return earned
@@ -171,6 +233,7 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         "top_k": 0,
         "top_p": 1.0,
         "beta": cfg.kl,
+        "use_bias_correction_kl": False,
         "loss_type": loss_type,
         "importance_sampling_level": level,
         "epsilon": low,

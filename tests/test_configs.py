@@ -33,6 +33,14 @@ def test_every_key_is_a_field_of_prime_rl(file):
     assert unknown(tomllib.loads(file.read_text())) == []
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_hosted_training_does_not_refuse_it(file):
+    """What the command `prime train` (0.18.0) refuses: a config of the retired kind, and others."""
+    written = tomllib.loads(file.read_text())
+    assert isinstance(written["model"], dict) and "inference" in written
+    assert not written.keys() & {"env", "k8s", "clean"}
+
+
 def test_there_is_one_for_every_environment():
     names = ["prime_rl_alphabet", "prime_rl_letters", "prime_rl_swarm"]
     assert [file.stem for file in FILES] == names

@@ -125,6 +125,13 @@ def test_a_folder_gives_its_newest_checkpoint(tmp_path):
             "critic/score/mean:-0.5",
             {"entropy": [0.31], "reward": [-0.5]},
         ),
+        # prime-rl's lines as JSON
+        (
+            '{"level": "INFO", "message": "Step 3 | 1.2s | Reward 0.5000 | Truncation 3.1%\\n\\t\\t '
+            '\\u2570\\u2500 a | Reward 0.9000", "line": 880}\n{"message": "Evaluated a (Step 3) | Policy '
+            'v1 | Reward 0.2500", "line": 9}',
+            {"reward": [0.5], "truncated": [0.031], "eval_reward": [0.25]},
+        ),
         # a table after other text, with tabs
         (
             "Unsloth 2025\n\nStep\tTraining Loss\trewards / exact / mean\n1\t0.5\tNo Log\n",
@@ -145,7 +152,7 @@ def test_a_folder_gives_its_newest_checkpoint(tmp_path):
     ],
 )
 def test_odd_ways_to_write_a_log_are_read(text, found):
-    assert columns(text.encode()) == found
+    assert columns(text.encode()) == columns(text.encode("utf-16")) == found  # PowerShell's >
 
 
 @pytest.mark.parametrize(
@@ -217,6 +224,20 @@ CASES = {
     "d18-old-trl-no-variance/trl-0.16-constant-4.log": (["no signal"], "mean 4.00"),
     "d18-old-trl-no-variance/trl-0.16.log": (["no signal"], "easier prompts"),
     "d18-old-trl-no-variance/unsloth-table.txt": (["no signal"], "easier prompts"),
+    "f01-rllm-54.log": (["no signal"], "critic/advantages/max"),
+    "f02-agent-r1-30.log": (
+        ["not a number", "collapse", "cut short", "no signal"],
+        "in 31 rows, first at 60",
+    ),
+    "f03-video-r1-86.log": (["no signal"], "steps 1 to 30"),
+    "f04-swift-9261.jsonl": (["cut short", "no signal"], "steps 1 to 60"),
+    "f05-open-r1-255.log": (["pays something else"], "right answers went from 0.13 to 0.00"),
+    "f06-swift-6550.log": (["KL", "collapse"], "entropy/mean"),
+    "f07-unsloth-2291.txt": ([], "steps 1 to 60"),
+    "f08-trl-4772.log": (["thrown away"], "a product of many tokens"),
+    "f09-prime-rl-environments.log": ([], "Max Off-Policy"),
+    "f10-prime-rl-debug.log": ([], "Mismatch KL"),
+    "f11-prime-rl-reward-0.log": (["no signal"], "0.00 in all of 40 rows"),
 }
 
 
@@ -341,8 +362,13 @@ def test_a_symptom_is_told_and_its_healthy_twin_is_not(symptom, sick, well):
 
 
 def test_what_is_solved_is_no_alarm_but_a_reward_that_pays_everything_is():
-    found = ask(made_up({"reward": np.minimum(1, 2 * RISES + 0.3), SIGNAL: half(0.2, 1)}))
-    assert found["symptoms"] == [] and "solved, so no illness" in found["notes"][0]
+    learnt, late = np.minimum(1, 2 * RISES + 0.3), {SIGNAL: half(0.2, 1)}
+    two = {FORMAT: learnt, GOAL: learnt, "reward": 2 * learnt, **late}  # on a scale of its own
+    for solved in ({"reward": learnt, **late}, two):
+        found = ask(made_up(solved))
+        assert found["symptoms"] == [] and "solved, so no illness" in found["notes"][0]
+    alone = told(made_up(two | {"reward": learnt, GOAL: 0.0}))  # the format was learnt
+    assert {"no signal", "pays something else"} == set(alone)
     assert told(made_up({"reward": 1.0, SIGNAL: 1.0})) == ["no signal"]
 
 

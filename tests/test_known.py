@@ -211,6 +211,7 @@ def test_one_answer_after_the_thinking_is_read(reply, answer):
 def test_a_scorer_of_ones_own_gets_the_row_and_cannot_end_a_run(tmp_path, capsys):
     (tmp_path / "mine.py").write_text("""
 from __future__ import annotations
+from asyncio import CancelledError
 from dataclasses import dataclass
 @dataclass
 class Mark:
@@ -218,8 +219,8 @@ class Mark:
 def half(answer, row):
     return {"reward": Mark(0.5 * (int(answer) == row["b"]["c"])).x, "close": 1}
 def odd(answer, row):
-    if answer == "exit":
-        raise SystemExit
+    if answer in ("exit", "cancel"):
+        raise SystemExit if answer == "exit" else CancelledError
     while answer == "hang":
         pass
     return {"nan": float("nan"), "text": "x", "list": [], "no reward": {"x": 1}}[answer]
@@ -234,7 +235,7 @@ def odd(answer, row):
     env = guarded(lambda: env_of(file, f",scorer={tmp_path}/mine.py:odd"))
     env.env.seconds = 0.3
     env.reset(0)
-    for answer in ("nan", "text", "list", "no reward", "missing", "exit", "hang"):
+    for answer in ("nan", "text", "list", "no reward", "missing", "exit", "cancel", "hang"):
         assert scored(env, answer) == FAILED, answer  # left out it would pay to break it
     with pytest.raises(ValueError, match="mine.py:whole: KeyError"):
         env_of(file, f",scorer={tmp_path}/mine.py:whole")

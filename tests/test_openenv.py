@@ -120,6 +120,12 @@ def test_the_tools_are_those_of_the_swarm_and_asking_for_them_takes_no_turn(url)
         assert "# step 2: " in json.dumps(env.call_tool("pass_turn"), default=str)
 
 
+def test_openenvs_own_check_passes(url):
+    command = [Path(sys.executable).with_name("openenv"), "validate", url]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "Verdict: PASS" in done.stdout, done.stdout
+
+
 def test_a_reset_in_the_middle_starts_anew(url):
     with client(url) as env:
         opening = env.reset(seed=5).observation["prompt"]

@@ -74,6 +74,13 @@ def test_tool_schemas_are_what_a_call_is_held_to():
                     read_call(write_call(name, good | bad), "0.2")
 
 
+@pytest.mark.parametrize("said", ["1 < 2", "a <b>word</b>", "</tool_call>", "<tool_call>"])
+def test_a_call_may_hold_markup_and_its_own_end(said):
+    call = write_call("post", {"content": said})
+    assert read_call(call, "0.2") == ("post", {"content": said}, 1)
+    assert read_call(f"{call}\n{call}", "0.2")[2] == 2
+
+
 @pytest.mark.parametrize(
     "text, shown",
     [
