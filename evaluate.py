@@ -224,6 +224,15 @@ COMPUTED = (
 # How a set of tasks is called if the policy plays it as it was before SFT and GRPO, or
 # samples instead of taking the likeliest token.
 BASE, SAMPLED = ", base", ", sampled"
+GAINED = (
+    "reward",
+    "exact",
+    "payoff",
+    "quality",
+    "turns_used",
+    "error_rate",
+    "any_error",
+)
 
 
 def evaluate_only(given: Config, typed: set[str]) -> None:
@@ -286,7 +295,7 @@ def print_gains(lines: list[dict]) -> None:
     rows, found = [], {line["tasks"]: line for line in lines}
     for tasks in (name for name in found if not name.endswith(BASE)):
         base, own = records.same_tasks(found[tasks + BASE], found[tasks])
-        for name in ("reward", "exact"):
+        for name in GAINED:
             if name in own and (name == "reward" or own[name] != own["reward"]):
                 gain = metrics.gain(base[name], own[name])
                 means = [metrics.mean(line[name]).text() for line in (base, own)]

@@ -296,7 +296,7 @@ def largest(lines: list[dict], name: str) -> str:
     if not found:
         return ""
     mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
-    lag = ", fixed by --async-rollouts" if name == "off_policy_steps" else ""
+    lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
     peak = f"at most {number(name, most[name])}, in update {most['update']}"
     return f"{label(name).capitalize()}: {number(name, mean)} on average, {peak}{lag}."
 

@@ -54,12 +54,13 @@ NAMES = {
     "quality_gap_hard": "quality gap, hard",
     "acceptance": "deals accepted, of all",
     "deviation": "deviation within groups",
-    "off_policy_steps": "updates that the samples are old",
+    "off_policy_steps": "off-policy level (age of the samples, in updates)",
 }
 PERCENT = ("error_rate", "any_error", "waste", "format", "truncated", "survival", "exact")
 DIGITS = {
     "gain": 1,
     "reply_tokens": 1,
+    "off_policy_steps": 1,
     "welfare": 1,
     "welfare_hard": 1,
     "turns_used": 2,
