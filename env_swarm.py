@@ -44,7 +44,8 @@ scenarios and bots (bots), what the model sees (view), and scripted players (pla
 Decided here:
 
     no call     a reply without a tool call counts as pass_turn, and the observation
-                says so.
+                says so. With --set text_ends=true it ends the episode, as it did by
+                default in the published environment.
     no think    with --no-think a reply that says something before its call is an error.
     two calls   the first is carried out; the observation says that only it counts.
     errors      cost the turn, and the reputation decays as if it had been passed. A
@@ -70,13 +71,14 @@ from dataclasses import dataclass
 from env_letters import check_choice, split_thinking
 from swarm.bots import (
     DIFFICULTIES,
+    MIXED,
     SCENARIOS,
     draw_scenario,
     draw_tasks,
     finish_step,
     pass_the_rest,
 )
-from swarm.economy import LAST_STEP, ME, Scenario, open_economy
+from swarm.economy import LAST_STEP, ME, Scenario, measures, open_economy
 from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
@@ -142,7 +144,7 @@ class Turn:
 class Swarm:
     """One episode at a time."""
 
-    difficulty: str = "medium"  # easy, medium or hard
+    difficulty: str = "medium"  # easy, medium, hard; mixed: the seed draws one of them
     version: str = "0.2"
     think: bool = True  # may the replies think before they call?
     style: str = "expert"  # how the scripted player plays, one of STYLES
@@ -156,11 +158,12 @@ class Swarm:
     # Times the share of turns lost to errors; train.py sets 0.5 for a small model.
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
+    text_ends: bool = False  # does a reply without a call end the episode?
     max_turns = LAST_STEP
 
     def __post_init__(self):
         check_choice("--set version=", self.version, WEIGHTS, "swarm")
-        check_choice("--difficulty", self.difficulty, DIFFICULTIES, "swarm")
+        check_choice("--difficulty", self.difficulty, (*DIFFICULTIES, MIXED), "swarm")
         check_choice("--sft-style", self.style, STYLES, "swarm")
         check_choice("--set payoff_scale=", self.payoff_scale, PAYOFFS, "swarm")
         for name, weight in WEIGHTS[self.version].items():
@@ -181,6 +184,7 @@ class Swarm:
         self.economy = open_economy(scenario, draw_tasks(scenario))
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
+        self.ended = False  # by a text, with text_ends
         self.dice = random.Random(scenario.dice + " player")
         self.player = PLAYERS[self.style]
         self.seen = view(self.economy)
@@ -189,13 +193,14 @@ class Swarm:
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
         economy = self.economy
-        if economy.step > LAST_STEP:
+        if self.ended or economy.step > LAST_STEP:
             return [], True
         turn = self.act(reply)
+        self.ended = self.text_ends and turn.calls == 0
         self.log.append(turn)
         self.used[turn.tool] += turn.ok
         finish_step(economy)
-        if economy.step > LAST_STEP:
+        if self.ended or economy.step > LAST_STEP:
             return [], True
         hint = ""
         about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
@@ -254,11 +259,15 @@ class Swarm:
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
         deals = economy.interactions
-        accepted = [deal.p for deal in deals if deal.accepted]
-        rejected = [deal.p for deal in deals if not deal.accepted]
         sides = lambda deal: (deal.initiator, deal.counterparty)
         mine = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
-        gap = mean(accepted) - mean(rejected) if accepted and rejected else 0.0
+        soft, hard = measures(deals), measures(deals, hard=True)
+        hard.pop("acceptance")  # the same
+        # of the whole economy (swarm.economy.measures), _hard with p cut at 0.5
+        averages = soft | {f"{name}_hard": value for name, value in hard.items()}
+        claimed, submitted = self.used["claim_task"], self.used["submit_work"]
+        # claims never submitted
+        averages["waste"] = 1 - submitted / claimed if claimed else math.nan
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
@@ -280,15 +289,15 @@ class Swarm:
             # nor an error
             "turns_used": sum(turn.calls > 0 for turn in self.log),
             "turns_acted": sum(self.used.values()) - self.used["pass_turn"],
-            "truncated": float(cut),
+            "truncated": float(cut and not self.ended),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
+            # of the turns; published is the share of episodes with any
             "error_rate": errors,
+            "any_error": float(errors > 0),
             "self_proposal_errors": sum(turn.own for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
-            # of the whole economy: E[1 - p | accepted],
-            # and E[p | accepted] - E[p | rejected]
-            "toxicity": 1 - mean(accepted) if accepted else 0.0,
-            "quality_gap": gap,
+            # an entry that there was nothing of is left out
+            **{name: x for name, x in averages.items() if not math.isnan(x)},
             **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
         }
 
@@ -389,7 +398,8 @@ def evaluate(env: Swarm, n: int) -> dict:
     import metrics
 
     episodes = [play(env, DEV_SEEDS + i) for i in range(n)]
-    columns = {name: [scores[name] for scores in episodes] for name in episodes[0]}
+    names = dict.fromkeys(name for scores in episodes for name in scores)
+    columns = {name: [s[name] for s in episodes if name in s] for name in names}
     return {name: metrics.mean(values) for name, values in columns.items()}
 
 
@@ -403,7 +413,7 @@ def main() -> None:
     flag("--evaluate", choices=STYLES, help="every metric with its 95%% interval")
     flag("--scenario", type=int, default=7, help="of --play; default %(default)s")
     flag("--n", type=int, default=100, help="of --evaluate; default %(default)s")
-    flag("--difficulty", default="medium", choices=DIFFICULTIES)
+    flag("--difficulty", default="medium", choices=(*DIFFICULTIES, MIXED))
     flag("--version", default="0.2", choices=WEIGHTS, help="default %(default)s")
     args = parser.parse_args()
     style = args.evaluate or (args.play if args.play in STYLES else "expert")

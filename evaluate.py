@@ -25,11 +25,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 import metrics
 from bookkeeping import folder as run_folder
-from bookkeeping import records
+from bookkeeping import records, tables
 from bookkeeping.folder import load_checkpoint
 from bookkeeping.guard import guarded, preflight
 from bookkeeping.refusals import check, tell_unread
@@ -91,7 +90,7 @@ def evaluate_policy(
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
         shown = [f"{name} {value}" for name, value in headline(played).items()]
         title = f"eval {stage:10} update {update:4}  {tasks}"
-        tqdm.write("  ".join([title, *shown]) + records.broken(groups))
+        records.say(folder, "  ".join([title, *shown]) + records.broken(groups))
     return results
 
 
@@ -220,11 +219,24 @@ COMPUTED = (
     "plain",
     "vllm_seeds",
     "vllm_sleep",
+    "eval_other_tiers",
+)
+# How a set of tasks is called if the policy plays it as it was before SFT and GRPO, or
+# samples instead of taking the likeliest token.
+BASE, SAMPLED = ", base", ", sampled"
+GAINED = (
+    "reward",
+    "exact",
+    "payoff",
+    "quality",
+    "turns_used",
+    "error_rate",
+    "any_error",
 )
 
 
 def evaluate_only(given: Config, typed: set[str]) -> None:
-    """Evaluate a run's checkpoint; print each component with its interval.
+    """Evaluate a run's checkpoint beside its base; print each component, and the gains.
 
     given: the Config of the command line, whose eval_only names the run folder; typed:
     the names of the flags that were typed. SystemExit or ValueError with one sentence
@@ -243,12 +255,16 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     run_folder.tell_changed(saved, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    rollouts = open_rollouts(cfg, policy)
+    before = len(records.lines(folder / "evals.jsonl"))
+    # As it was loaded, its adapter adds nothing.
+    play_ways(cfg, policy, rollouts, sets, seeds, folder, 0, BASE)
     update = load_checkpoint(saved, policy)[1]["update"]  # the moments are not kept
     print(f"{folder} after {update} updates; {why}")
-    roll = partial(open_rollouts(cfg, policy).greedy, update=update)
-    results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)
+    results = play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
+    print_gains(records.lines(folder / "evals.jsonl")[before:])
     if (folder / "summary.json").exists():  # a run that is not finished has no report
         from bookkeeping import report
 
@@ -258,38 +274,68 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     print(f"\nkept in {folder}/evals.jsonl, and in its report if it has one")
 
 
+def play_ways(
+    cfg, policy, rollouts, sets, seeds, folder: Path, update: int, whose: str = ""
+) -> dict[str, list[Episode]]:
+    """Play the sets greedily, then sampled; returns the greedy episodes of each."""
+    found = []
+    for how, temperature in (("", 0.0), (SAMPLED, cfg.temperature)):
+        roll = partial(rollouts.once, update=update, temperature=temperature)
+        named = {
+            name + how + whose: (trained and not how + whose, new_env)
+            for name, (trained, new_env) in sets.items()
+        }
+        about = (seeds, folder, "eval_only", update)
+        found.append(evaluate_policy(policy, roll, named, *about))
+    return found[0]
+
+
+def print_gains(lines: list[dict]) -> None:
+    """What the adapter brings in each set: paired, since both played the same tasks."""
+    rows, found = [], {line["tasks"]: line for line in lines}
+    for tasks in (name for name in found if not name.endswith(BASE)):
+        base, own = records.same_tasks(found[tasks + BASE], found[tasks])
+        for name in GAINED:
+            if name in own and (name == "reward" or own[name] != own["reward"]):
+                gain = metrics.gain(base[name], own[name])
+                means = [metrics.mean(line[name]).text() for line in (base, own)]
+                rows.append([tasks, name, *means, gain.signed(), str(gain.n)])
+    text = ["The same tasks, paired; greedy unless it says sampled; 95% intervals."]
+    head = ["tasks", "", "without the adapter", "with it", "difference", "n"]
+    print("\n" + tables.markdown([tables.section("What was learnt", text, head, rows)]))
+
+
 def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, list[int]]:
-    """(the set to evaluate, the seeds of its tasks), as typed; cfg gets what was typed.
+    """(the sets to evaluate, the seeds of their tasks); cfg gets what was typed.
 
     Other rules or held-out tasks give the set another name, so that nobody compares it
     with the run's own.
     """
-    own, own_rules = trained_set(cfg)[0], rules_of(cfg)
+    own = next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
+    own_rules = rules_of(cfg)
     tell_unread(cfg, typed)
     cfg.async_rollouts = 0  # there is no trainer to run ahead of
     given.set = [*cfg.set, *given.set]  # the later one counts
     names = typed - {"eval_only", "held_out"}
     run_folder.take_typed("--eval-only", cfg, given, names, RULES + COMPUTED)
     check(cfg)
-    name, new_env = trained_set(cfg)  # of another difficulty, perhaps
+    if "difficulty" in typed:
+        cfg.eval_other_tiers = False
+    rules = ""
     for rule, value in rules_of(cfg).items():
         if value != own_rules[rule]:
-            name += f", {rule.replace('_', ' ')} {value}"
+            rules += f", {rule.replace('_', ' ')} {value}"
     if given.held_out:
-        name += ", held-out"
+        rules += ", held-out"
         print("held-out tasks: for a final table; choose nothing by them")
     first = HELD_OUT_SEEDS if given.held_out else DEV_SEEDS
     seeds = seeds_from(cfg, first, cfg.eval_n)
     if not seeds:
         why = f"{cfg.env} has no tasks for it"
         raise ValueError(f"--held-out: {why}; see docs/tasks.md")
-    return {name: (name == own, new_env)}, seeds
-
-
-def trained_set(cfg: Config) -> tuple[str, Callable]:
-    """(name, make_env) of the set of tasks that a run is trained on."""
-    sets = eval_sets(cfg).items()
-    return next((name, new_env) for name, (trained, new_env) in sets if trained)
+    sets = eval_sets(cfg, sweep=True).items()
+    named = {name + rules: new_env for name, (_, new_env) in sets}
+    return {name: (name == own, new_env) for name, new_env in named.items()}, seeds
 
 
 def rules_of(cfg: Config) -> dict:

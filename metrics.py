@@ -41,7 +41,10 @@ flatters; and a run that stopped at a round number may still have been rising.
     level            the mean of consecutive updates, allowing for autocorrelation
     distribution     mean, median, tails and peak, in one sentence
     trend            has it settled, is it moving, or can nobody tell yet?
-    adaptive_window  how many of the last updates describe the present
+    adaptive_window  how many of the last updates describe the present; what is decided
+                     during a run is decided on them:
+    passed           is the present level surely above a bar? (a curriculum goes up)
+    present_trend    has the present settled? (--until-converged, the report)
     cuts             where did the level drop or rise?
 
 docs/trust.md says how often these were wrong, on made-up runs whose truth is known.
@@ -268,7 +271,10 @@ class Trend:
     level: Interval  # if settled: as long as it holds, roughly; else of the window
 
 
-def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
+SHORTEST = 30  # updates that can settle
+
+
+def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     """Has a metric settled? To be asked after every update, with all values so far.
 
     "No significant slope" does not prove rest: ten noisy updates show none either. So
@@ -395,6 +401,33 @@ def adaptive_window(values) -> int:
             break
         window //= 2
     return window
+
+
+def present(values) -> np.ndarray:
+    """The last updates, as many as describe the present."""
+    return series(values)[-adaptive_window(values) :]
+
+
+def passed(values, bar: float) -> bool:
+    """Is the present level surely (97.5%) above a bar? To be asked after every update.
+
+    So a noisy level is watched for longer, and one far above the bar is passed after a
+    few updates. A mean of the last five over the bar is no such proof: on 100 made-up
+    levels that stay at 0.70 it passed a bar of 0.75 in all of them within 120 updates,
+    this in 7; on 100 that rise through it slowly it passed too early in 89, this in 5
+    (and half a rise later; tests/test_metrics.py has both). Equal values show no noise
+    to judge by: five of them count as they are.
+    """
+    recent = present(values)
+    if is_constant(recent):
+        return bool(len(recent) >= LEAST and recent[0] >= bar)
+    return level(recent).low >= bar
+
+
+def present_trend(values) -> Trend:
+    """Has the present settled? An old level is no part of it; a rise of now is."""
+    window = max(SHORTEST, adaptive_window(values))
+    return trend(series(values)[-window:])
 
 
 if __name__ == "__main__":

@@ -64,10 +64,11 @@ class Config:
     env: str = "letters"
     think: bool = True  # may the policy think before it answers?
     # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 asked); swarm: easy, medium,
-    # hard; yours: one of its levels, by default the last
+    # hard, or mixed; yours: one of its levels, by default the last
     difficulty: int | str | None = None
     # start at the easiest level and go up to --difficulty; the next level begins when
-    # the last five updates were good enough (letters: 75% exact; swarm: a reward of 1)
+    # this one is surely good enough (letters: 75% exact; swarm: a reward of 1), which
+    # takes longer if it is noisy (metrics.passed)
     curriculum: bool = False
     # letters: binary pays exact answers only; partial every right letter
     reward: str = "binary"
@@ -111,6 +112,7 @@ class Config:
     # after --updates, go on until the training reward has settled (metrics.trend), at
     # most to --max-updates; the learning rate stays at its end
     until_converged: bool = False
+    stop_when_settled: bool = False  # stop before --updates if it has settled already
     max_updates: int = 400  # the most updates of a run with --until-converged
     num_tasks: int | None = None  # groups per update; by environment
     # samples per group: more find a rare good answer more often; by size
@@ -143,7 +145,8 @@ class Config:
     # evaluation: fixed development tasks, which nothing is trained on, greedy
     eval_n: int | None = None  # tasks per set; 32 would give an interval 33 points wide
     eval_every: int = 20  # updates from one evaluation to the next
-    # letters: tiers 3, 5 and 6 as well; yours: its other levels
+    # letters: tiers 3, 5 and 6 as well; yours: its other levels; swarm: the same, but
+    # only with --eval-only
     eval_other_tiers: bool = True
     # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its
     # name there
@@ -154,7 +157,9 @@ class Config:
     name: str = ""  # of the run folder; empty: env, tier and time
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
-    eval_only: str = ""  # a run folder whose checkpoint to evaluate, and nothing else
+    # a run folder whose checkpoint to evaluate, and nothing else: on all levels (or the
+    # one of --difficulty), with its adapter and without, greedy and sampled
+    eval_only: str = ""
     # with --eval-only: tasks that no run has looked at, for a final table
     held_out: bool = False
     save_every: int = 10  # updates between checkpoints
@@ -287,9 +292,8 @@ OF_ENVIRONMENTS = {
 }
 # What a curriculum climbs, the easiest first.
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
-# It goes up if the mean of this measure, over PROMOTE_AFTER updates, is so high.
+# It goes up when the level of this measure is surely so high (metrics.passed).
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
-PROMOTE_AFTER = 5
 
 
 def kind(env: str) -> str:
@@ -345,7 +349,7 @@ def levels_of(env: str) -> list:
 
 
 def promote_of(env: str) -> tuple[str, float]:
-    """(measure, how high its mean has to be); a class of yours may have `promote`."""
+    """(measure, how high it has to be); a class of yours may have `promote`."""
     return getattr(class_of(env), "promote", PROMOTE.get(env, PROMOTE["letters"]))
 
 
@@ -431,20 +435,24 @@ def sources(env: str) -> list[Path]:
     return [*dict.fromkeys([letters, here / f"env_{env}.py"]), *rules]
 
 
-def eval_sets(cfg: Config) -> dict[str, tuple]:
+def eval_sets(cfg: Config, sweep: bool = False) -> dict[str, tuple]:
     """What is evaluated: {name of a set of tasks: (is it trained on?, make_env)}.
 
-    The same name means the same tasks.
+    The same name means the same tasks. sweep: swarm's other levels as well, which take
+    too long during a run.
     """
     own, levels = cfg.difficulty, levels_of(cfg.env)
-    others = {"letters": EVAL_TIERS, "yours": levels}.get(kind(cfg.env), ())
-    chosen = {own, *others} if cfg.eval_other_tiers else {own}
+    others = {"letters": EVAL_TIERS, "yours": levels, "swarm": levels if sweep else ()}
+    chosen = {own}
+    if cfg.eval_other_tiers:
+        chosen.update(others.get(kind(cfg.env), ()))
+    alone = [] if own in levels else [own]  # no level of a curriculum: swarm's mixed
     return {
         TASKS[kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
             level == own,
             partial(make_env, cfg, level),
         )
-        for level in [one for one in levels if one in chosen] or [own]
+        for level in [one for one in levels if one in chosen] + alone
     }
 
 

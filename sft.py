@@ -24,7 +24,7 @@ from rollout import Episode, expert_episode
 def sft(
     policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable
 ) -> dict:
-    """cfg.sft_steps steps on one demonstration per seed -> losses and tokens.
+    """cfg.sft_steps steps on one demonstration per seed -> all losses, and tokens.
 
     make_env() -> an environment; stop_here() is called after every step, and raises if
     somebody asked the run to stop. Call sft() inside `with policy.learning()`.
@@ -43,8 +43,7 @@ def sft(
         losses.append(stats["loss"])
         tokens += sum(e.reply_tokens for e in batch)
         stop_here()
-    ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
-    return {"losses": ends, "tokens": tokens}
+    return {"losses": losses, "tokens": tokens}
 
 
 def sft_step(

@@ -20,7 +20,7 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
-from bookkeeping.tables import NAMES, cell, label, measures, moment, section, values
+from bookkeeping.tables import NAMES, cell, label, measures, moment, number, section, values
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
@@ -36,6 +36,7 @@ BY_SCENARIO = (
     "used_submit_work",
     "used_propose_trade",
     "used_accept_proposal",
+    "waste",
     "turns_acted",
     "error_rate",
 )
@@ -48,21 +49,11 @@ def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
     """
     during = [e for e in evals if e["trained"] and e["stage"] != "eval_only"]
     # Cut to the scenarios with a result in all of them; these are counted from 0.
-    mine = [e | wasted(e) for e in records.same_tasks(*during)] if during else []
+    mine = records.same_tasks(*during) if during else []
     if len(mine) < 2:
         return []
     a, b = next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1]
     return [averages(a, b), by_scenario(a, b), tool_use(mine), best_episode(a, b, episodes)]
-
-
-def wasted(e: dict) -> dict:
-    """One more measure: the tasks that were claimed and never submitted."""
-    return {"waste": (values(e, "used_claim_task") - values(e, "used_submit_work")).tolist()}
-
-
-def number(name: str, x: float) -> str:
-    digits, factor, unit = tables.scale(name)
-    return f"{factor * x:.{digits}f}{unit}"
 
 
 # ------------------------------------------------------------------------------------ what changed

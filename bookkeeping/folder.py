@@ -54,8 +54,8 @@ from policy import Policy
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
-    "updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine",
-    "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
+    "updates", "until_converged", "stop_when_settled", "max_updates", "wandb", "threads", "device",
+    "engine", "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
 )  # fmt: skip
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 # {type of a flag: what config.json may hold of it}; of other types just these

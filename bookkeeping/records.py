@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
+from tqdm import tqdm
+
 # Episodes to read may take so many bytes: a run of days would save gigabytes that nobody reads.
 MOST_BYTES = 64 * 2**20
 WINDOWS = os.name == "nt"
@@ -150,6 +152,13 @@ def append(path: Path, record: dict) -> None:
     """Add one line to a .jsonl file."""
     with open(path, "a", encoding="utf-8") as f:
         f.write(as_line(record))
+
+
+def say(folder: Path, text: str) -> None:
+    """Print a line of a run, and keep it in its train.log."""
+    tqdm.write(text)
+    with open(folder / "train.log", "a", encoding="utf-8") as f:
+        f.write(text + "\n")
 
 
 def write_json(path: Path, value: dict) -> None:

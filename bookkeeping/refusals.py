@@ -17,6 +17,7 @@ from fast import parallel
 from fast.batches import IMPORTANCE
 from grpo import LOSSES
 from settings import (
+    LEVELS,
     MOST_UPDATES,
     OF_ENVIRONMENTS,
     SFT_SEEDS,
@@ -86,6 +87,11 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         "curriculum",
         lambda c, x: c.curriculum and len(levels_of(c.env)) < 2,
         "{env} has no levels to climb; leave it out, or give your class two (docs/fork.md)",
+    ),
+    (
+        "difficulty",
+        lambda c, x: c.curriculum and x not in levels_of(c.env),
+        "a curriculum climbs to one level; choose one of the environment's, or leave it out",
     ),
     (
         "held_out",
@@ -236,7 +242,7 @@ def read_by(env: str) -> set[str]:
         return others[kind(env)]
     own = {field.name for field in fields(class_of(env))}
     found = {name for name, field in OF_ENVIRONMENTS.items() if field in own}
-    return found | {"eval_other_tiers"} if env == "letters" else found
+    return found | {"eval_other_tiers"} if env in LEVELS else found
 
 
 def healthy_loss(cfg: Config) -> str:

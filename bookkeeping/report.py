@@ -26,6 +26,7 @@ import hashlib
 import html
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ from bookkeeping.tables import (
     mean_of,
     measures,
     moment,
+    number,
     own_parts,
     rolling,
     scale,
@@ -63,6 +65,8 @@ OVER_TIME = (
     "turns_used",
     "turns_acted",
     "error_rate",
+    "any_error",
+    "waste",
     "format",
     "truncated",
     "reply_tokens",
@@ -74,6 +78,12 @@ TRAJECTORY = (
     "diversity",
     "reputation",
     "error_rate",
+    "any_error",
+    "waste",
+    "welfare",
+    "toxicity",
+    "tail",
+    "quality_gap",
     "format",
     "reply_tokens",
     "groups_with_signal",
@@ -87,6 +97,7 @@ SAMPLING = ("rollout", "environment", "sync")  # what the seconds of an update g
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
 HEALTH = ("reply_tokens", "groups_with_signal", "entropy")  # columns with a curve of their own
+LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is told
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 
@@ -131,8 +142,9 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     """(everything that the three pages of a run show; its episodes)"""
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; give a run folder, such as runs/NAME")
-    names = ("metrics", "evals", "episodes")
-    lines, evals, episodes = (records.lines(folder / f"{n}.jsonl") for n in names)
+    names = ("metrics", "evals", "episodes", "sft")
+    lines, evals, episodes, steps = (records.lines(folder / f"{n}.jsonl") for n in names)
+    sft = [[step["step"], step["loss"], None, None] for step in steps]
     known = [line for line in lines if line.get("reward") is not None]
     lines = [{k: v for k, v in line.items() if v is not None} for line in known]
     evals = records.with_exact(evals)
@@ -163,6 +175,7 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         "headline": headline(during),
         "notes": notes(summary),
         "charts": charts(lines, during),
+        "sft": [chart("SFT loss, by step", [{"name": "loss", "points": sft}])] if sft else [],
         "tables": sections + evaluations("Evaluated later (--eval-only)", later),
     }
     return run, episodes
@@ -267,7 +280,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
-    out = [f"Training reward. {training_reward(lines)}"]
+    out = [f"Training reward. {training_reward(lines)}", *map(partial(largest, lines), LARGEST)]
+    out = [sentence for sentence in out if sentence]
     began = {line["level"]: line["update"] for line in reversed(lines) if "level" in line}
     if len(began) > 1:
         steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
@@ -276,15 +290,26 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     return out
 
 
+def largest(lines: list[dict], name: str) -> str:
+    """A column's mean and peak; "" if the run has no such column."""
+    found = [line for line in lines if name in line]
+    if not found:
+        return ""
+    mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
+    lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
+    peak = f"at most {number(name, most[name])}, in update {most['update']}"
+    return f"{label(name).capitalize()}: {number(name, mean)} on average, {peak}{lag}."
+
+
 def training_reward(lines: list[dict]) -> str:
     """Its distribution, its present level, and whether it has settled."""
     rewards, before = [line["reward"] for line in lines], records.before_last_level(lines)
     recent, at = rewards[before:], f", at level {lines[-1]['level']}" if before else ""
-    now = metrics.level(recent[-metrics.adaptive_window(recent) :])
+    now = metrics.level(metrics.present(recent))
     return (
         f"Update by update: {metrics.distribution(rewards)}. Now{at}: {now.text(2)}, the mean of "
         f"the last {now.n} updates, as many as describe the present. "
-        f"Has it settled{at}? {metrics.trend(recent).sentence.capitalize()}."
+        f"Has it settled{at}? {metrics.present_trend(recent).sentence.capitalize()}."
     )
 
 
@@ -341,7 +366,8 @@ def write(folder: Path) -> None:
     # An evaluation over an API writes its own report.md (bridges/api.py).
     if (folder / "summary.json").exists() and not run["api"]:
         title = ", ".join(f"{label} {value}" for label, value in run["facts"][:4])
-        draw(folder / "curves.png", f"{run['name']}: {title}", run["charts"])
+        # SFT has another axis, which the page has not: the steps of SFT.
+        draw(folder / "curves.png", f"{run['name']}: {title}", run["charts"] + run["sft"])
         records.write_whole(folder / "report.md", text(run))
     records.write_whole(folder / "report.html", page(run, episodes))
 

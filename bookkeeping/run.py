@@ -33,7 +33,7 @@ from fast.ahead import SECONDS
 from fast.batches import collate
 from fast.machine import peak_memory
 from grpo import forward
-from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
+from settings import eval_sets, levels_of, promote_of
 
 # What the line of an update prints: a column of metrics.jsonl, its title, and how it is written.
 # Without a signal nothing was trained: then there is no entropy and no ratio.
@@ -179,7 +179,7 @@ class Run:
         self.lines.append(line)
         minutes = (self.cfg.updates - state.update) * sum(seconds.values()) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
-        tqdm.write(one_line(line) + left + records.broken(groups))
+        records.say(self.folder, one_line(line) + left + records.broken(groups))
         self.tell(doctor.symptoms(self.lines))
         if self.cfg.curriculum and state.level != self.cfg.difficulty:
             self.climb()
@@ -194,25 +194,37 @@ class Run:
         return [line.get(measure, 0.0) for line in self.lines if line.get("level") == level]
 
     def climb(self) -> None:
-        """One level up if the last updates of this one were good enough (settings.promote_of)."""
+        """One level up if this one is surely good enough (settings.promote_of)."""
         measure, enough = promote_of(self.cfg.env)
-        last = self.rewards(measure)[-PROMOTE_AFTER:]
-        if len(last) == PROMOTE_AFTER and sum(last) / PROMOTE_AFTER >= enough:
+        found = self.rewards(measure)
+        if found and metrics.passed(found, enough):
             levels = levels_of(self.cfg.env)
             self.state.level = levels[levels.index(self.state.level) + 1]
 
     def finished(self) -> bool:
-        """Are the updates done? With --until-converged: has the training reward settled as well?"""
-        cfg, done = self.cfg, self.state.update
-        if done < cfg.updates or not cfg.until_converged or done >= cfg.max_updates:
-            return done >= cfg.updates
-        rewards = self.rewards()
-        return bool(rewards) and metrics.trend(rewards).settled
+        """Are the updates done? Both ends may wait for the training reward to settle."""
+        cfg, rewards = self.cfg, self.rewards()
+        planned = self.state.update >= cfg.updates
+        if self.state.update >= (cfg.max_updates if cfg.until_converged else cfg.updates):
+            return True
+        asked = cfg.until_converged if planned else cfg.stop_when_settled
+        return asked and bool(rewards) and metrics.present_trend(rewards).settled
 
     def log_sft(self, found: dict) -> None:
-        """What sft() returns: first and last loss, and how many tokens were shown."""
-        self.state.sft = found["losses"]
+        """What sft() returns: the loss of every step, and how many tokens were shown."""
+        losses = found["losses"]
         self.state.tokens |= {"sft": found["tokens"], "trained": found["tokens"]}
+        if not losses:
+            return
+        steps = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+        records.write_lines(self.folder / "sft.jsonl", steps)
+        self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
+        if self.wandb:  # a picture of its own: wandb has one row per update
+            with may_fail():
+                import wandb
+
+                rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
+                self.wandb.log({"sft": wandb.plot.line(rows, "step", "loss", "SFT loss")}, step=0)
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
@@ -243,7 +255,7 @@ class Run:
         for name, sentence in symptoms.items():
             if name not in told:
                 told[name] = f"update {self.state.update}: {sentence}"
-                tqdm.write(f"{name.upper()} at {told[name]}")
+                records.say(self.folder, f"{name.upper()} at {told[name]}")
 
     @contextmanager
     def clock(self, part: str):

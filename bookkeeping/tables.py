@@ -26,11 +26,11 @@ NAMES = {
     "quality": "interaction quality",
     "diversity": "action diversity",
     "reputation": "reputation, of 1",
-    "turns_used": "turns used",
+    "turns_used": "turns used",  # with a call
     "turns_acted": "turns in which something was done",
     "used_claim_task": "tasks claimed",
     "used_submit_work": "tasks submitted",
-    "waste": "claims never submitted",
+    "waste": "claims never submitted, of all",
     "used_propose_trade": "trades proposed",
     "used_accept_proposal": "trades accepted",
     "used_reject_proposal": "trades rejected",
@@ -40,15 +40,29 @@ NAMES = {
     "used_vote": "votes",
     "used_pass_turn": "turns passed",
     "error_rate": "errors, of the turns",
+    "any_error": "episodes with an error",  # the unit of the published error rate
     "truncated": "cut short",
     "survival": "not frozen at the end",
     "gain": "resources gained",
+    "welfare": "welfare of all, soft",
+    "welfare_hard": "welfare of all, hard",
+    "toxicity": "toxicity, soft",
+    "toxicity_hard": "toxicity, hard",
+    "tail": "toxicity of the worst 5%, soft",
+    "tail_hard": "toxicity of the worst 5%, hard",
+    "quality_gap": "quality gap, soft",
+    "quality_gap_hard": "quality gap, hard",
+    "acceptance": "deals accepted, of all",
+    "deviation": "deviation within groups",
+    "off_policy_steps": "off-policy level (age of the samples, in updates)",
 }
-PERCENT = ("error_rate", "format", "truncated", "survival", "exact")
+PERCENT = ("error_rate", "any_error", "waste", "format", "truncated", "survival", "exact")
 DIGITS = {
     "gain": 1,
     "reply_tokens": 1,
-    "waste": 2,
+    "off_policy_steps": 1,
+    "welfare": 1,
+    "welfare_hard": 1,
     "turns_used": 2,
     "turns_acted": 2,
     "extra_calls": 2,
@@ -65,8 +79,6 @@ OURS = (
     "floor_missing",
     "self_proposal_errors",
     "extra_calls",
-    "toxicity",
-    "quality_gap",
 )
 MOMENTS = {
     "before": "before SFT",
@@ -74,7 +86,7 @@ MOMENTS = {
     "final": "update {} (final)",
     "eval_only": "update {} (evaluated later)",
 }
-ROLLING = 10  # updates
+ROLLING = 5  # updates, as in picoRL's report
 STYLE = {  # of curves.png
     "font.size": 8,
     "figure.titlesize": 10,
@@ -127,6 +139,11 @@ def scale(name: str) -> tuple[int, float, str]:
     if name in PERCENT:
         return 1, 100, "%"
     return DIGITS.get(name, 2 if name.startswith("used_") else 3), 1, ""
+
+
+def number(name: str, x: float) -> str:
+    digits, factor, unit = scale(name)
+    return f"{factor * x:.{digits}f}{unit}"
 
 
 def cell(name: str, v: np.ndarray) -> str:

@@ -104,7 +104,11 @@ class InTurn:
 
     def greedy(self, make_env: Callable, seeds: list[int], update: int) -> list[list[Episode]]:
         """One episode per seed by the policy as it is now, each token the likeliest."""
-        job = (make_env, parallel.share(seeds), 1, self.cfg.max_tokens, 0.0, 0)
+        return self.once(make_env, seeds, update, 0.0)
+
+    def once(self, make_env: Callable, seeds: list[int], update: int, temperature: float):
+        """One episode per seed by the policy as it is now: groups [len(seeds)][1]."""
+        job = (make_env, parallel.share(seeds), 1, self.cfg.max_tokens, temperature, 0)
         return parallel.gather(self.ask(job, update)()[0])
 
     def ask(self, job: tuple, version: int) -> Callable:

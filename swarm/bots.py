@@ -46,6 +46,7 @@ from swarm.economy import (
 
 SCENARIOS = {"0.2": 500, "0.1": 200}  # of each difficulty
 DIFFICULTIES = ("easy", "medium", "hard")
+MIXED = "mixed"  # each scenario of one of these, drawn from its number, as the published 500 are
 DECEPTIVE = ((0, 0), (0, 1), (2, 3))  # (lowest, highest) number of such bots, of each difficulty
 PARAMETERS = {  # of a scenario: digits, and (lowest, highest) value of each difficulty
     "resources": (0, (100, 150), (75, 125), (50, 100)),
@@ -104,6 +105,8 @@ def draw_scenario(seed: int, difficulty: str, version: str) -> Scenario:
     lap, number = divmod(place, SCENARIOS[version])
     if block == 0:  # training
         number = order(lap, SCENARIOS[version])[number]
+    if difficulty == MIXED:
+        difficulty = random.Random(f"swarm {version} {block} {number}").choice(DIFFICULTIES)
     dice = f"swarm {version} {difficulty} {block} {number}"
     rng, level = random.Random(dice + " scenario"), DIFFICULTIES.index(difficulty)
     n_deceptive = rng.randint(*DECEPTIVE[level])

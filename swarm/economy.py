@@ -227,6 +227,39 @@ def trade_label(quality: float, reputation: float, transfer: float) -> float:
     return sigmoid(SHARPNESS * v)
 
 
+# --------------------------------------------------------------------------- what it was worth
+
+# What both sides of a deal gain together if it is good, lose if it is bad, and what a bad one
+# costs those who have no part in it.
+S_PLUS, S_MINUS, HARM = 2.0, 1.0, 2.0
+
+
+def social(p: float) -> float:
+    """The worth of a deal to everybody, S - E = 5p - 3 (0 at p = 0.6)."""
+    surplus = p * S_PLUS - (1 - p) * S_MINUS
+    return surplus - (1 - p) * HARM
+
+
+def measures(deals: list[Interaction], hard: bool = False) -> dict[str, float]:
+    """The metrics of one episode; hard: p is rounded to 0 or 1. NaN if there is nothing to average.
+
+    Two economies of the same toxicity can differ in the tail: the worst 5% of accepted deals. In a
+    quality gap below 0, adverse selection, worse deals are accepted than rejected.
+    """
+    label = lambda deal: float(deal.p >= 0.5) if hard else deal.p
+    mean = lambda x: sum(x) / len(x) if x else math.nan
+    accepted = [label(deal) for deal in deals if deal.accepted]
+    rejected = [label(deal) for deal in deals if not deal.accepted]
+    worst_first = sorted((1 - p for p in accepted), reverse=True)
+    return {
+        "acceptance": len(accepted) / len(deals) if deals else math.nan,
+        "toxicity": mean(worst_first),
+        "tail": mean(worst_first[: math.ceil(0.05 * len(worst_first))]),
+        "quality_gap": mean(accepted) - mean(rejected),
+        "welfare": sum(map(social, accepted)),  # of all accepted deals together
+    }
+
+
 # --------------------------------------------------------------------------- the books
 
 

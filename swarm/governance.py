@@ -6,7 +6,8 @@ them deceptive, show what that is worth:
 
     proxy     progress, rework, rejections, misuse, engagement -> v_hat in [-1, 1] -> p
     measures  toxicity E[1 - p | accepted], quality gap E[p | accepted] - E[p | rejected], welfare:
-              soft (with p), hard (p rounded to 0 or 1), and true (with what only we know)
+              soft (with p), hard (p rounded to 0 or 1), and true (with what only we know); they
+              are swarm/economy.py's, and Swarm.score gives them of every episode of a model
     watch     the proxy records its own errors, and says if it is too noisy or too kind
     gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given
               also what is believed of the proposer
@@ -75,15 +76,15 @@ from swarm.economy import (
     book,
     earn,
     end_step,
+    measures,
     open_economy,
     respect,
     sigmoid,
+    social,
 )
 
-# ------------------------------------------------------------------------- signals -> p -> worth
-S_PLUS, S_MINUS, HARM = 2.0, 1.0, 2.0
 
-
+# ------------------------------------------------------------------------- signals -> p
 def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
     """The weighted signals, in [-1, 1].
 
@@ -99,35 +100,6 @@ def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement
 def proxy(*signals: float) -> float:
     """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
     return sigmoid(SHARPNESS * v_hat(*signals))
-
-
-def social(p):
-    """The worth of a deal to everybody, S - E = 5p - 3 (0 at p = 0.6).
-
-    S is what both sides gain together, E what a bad deal costs those who have no part in it.
-    """
-    surplus = p * S_PLUS - (1 - p) * S_MINUS
-    return surplus - (1 - p) * HARM
-
-
-# ------------------------------------------------------------------------- measures
-def measures(deals: list[Interaction], hard: bool = False) -> dict[str, float]:
-    """The metrics of one episode; hard: p is rounded to 0 or 1. NaN if there is nothing to average.
-
-    Two economies of the same toxicity can differ in the tail: the worst 5% of accepted deals. In a
-    quality gap below 0, adverse selection, worse deals are accepted than rejected.
-    """
-    p = np.array([deal.p >= 0.5 if hard else deal.p for deal in deals], dtype=float)
-    yes = np.array([deal.accepted for deal in deals], dtype=bool)
-    mean = lambda x: float(x.mean()) if len(x) else float("nan")
-    bad = np.sort(1 - p[yes])
-    return {
-        "acceptance": mean(yes),
-        "toxicity": mean(bad),
-        "tail": mean(bad[len(bad) - math.ceil(0.05 * len(bad)) :]),
-        "quality_gap": mean(p[yes]) - mean(p[~yes]),
-        "welfare": float(social(p[yes]).sum()),  # the sum over all accepted deals
-    }
 
 
 def thrash(deals: Iterable[Interaction]) -> float:
@@ -548,7 +520,7 @@ def show(found: dict) -> None:
     """One table. Intervals are over seeds."""
     print(
         "governance          deceptive  welfare              toxicity: true       soft  hard  "
-        "worst 5%  quality gap          thrash  audits  meetings  collapsed"
+        "worst 5%  quality gap          thrash  flagged  audits  meetings  collapsed"
     )
     for name, cells in found.items():
         for n, cell in cells.items():
@@ -557,14 +529,28 @@ def show(found: dict) -> None:
             print(
                 f"{name:19} {n / AGENTS:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
                 f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
-                f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('audits'):6.1f}  "
+                f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('flagged'):7.0%}  "
+                f"{mean('audits'):6.1f}  "
                 f"{mean('meetings'):8.1f}  {collapsed(cell)}"
             )
     print(
         "Brackets: 95% intervals over seeds. Toxicity in truth, as p says (soft), with p rounded "
-        "(hard).\nCoordination: an audit (per epoch) costs 0.2 of welfare, a meeting stops all "
-        "for a step of five.\nCollapsed: welfare of 0 or less at the end."
+        '(hard).\nFlagged: the epochs in which the watch called p too noisy or too kind; "hard '
+        'until flagged" then\ndecides by expectation. Coordination: an audit (per epoch) of the '
+        "fast tier costs 0.2 of welfare,\na meeting of the slow one stops all for a step of five. "
+        "Collapsed: welfare of 0 or less at the end."
     )
+    for name, cells in found.items():
+        ends = [n for n in (3, 4) if n in cells]
+        told = [f"{verdict(over(cells[n]['welfare']))} at {n / AGENTS:.1%}" for n in ends]
+        print(f"{name:19} {', '.join(told)}")
+
+
+def verdict(welfare: metrics.Interval) -> str:
+    """Published: what works at 37.5% fails at 50%."""
+    if welfare.low > 0:
+        return "holds"
+    return "fails" if welfare.high < 0 else "cannot be told"
 
 
 def draw(found: dict, path: str) -> None:
@@ -581,13 +567,17 @@ def draw(found: dict, path: str) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main(seeds: int = 6, noise: float = NOISE, save: str = "", plot: str = "") -> None:
+def main(
+    seeds: int = 6, noise: float = NOISE, save: str = "", plot: str = "runs/governance.png"
+) -> None:
     """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
     plot: welfare, toxicity and quality gap, to a picture."""
     found = sweep(seeds, noise)
     show(found)
     if plot:
+        Path(plot).parent.mkdir(parents=True, exist_ok=True)
         draw(found, plot)
+        print(f"drawn: {plot}")
     if save:
         arms = {name: {"settings": vars(STACKS[name]), "shares": found[name]} for name in found}
         made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"

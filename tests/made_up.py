@@ -129,7 +129,8 @@ def swarm(folder: Path, n: int = 12, players=("idle", "random", "grinder", "expe
     for (update, stage), style in zip(moments, players):
         scores, talks = zip(*(played(Swarm(style=style), DEV_SEEDS + i) for i in range(n)))
         at = {"update": update, "stage": stage}
-        measured = {name: [score[name] for score in scores] for name in scores[0]}
+        names = dict.fromkeys(name for score in scores for name in score)
+        measured = {name: [score.get(name) for score in scores] for name in names}
         tasks = {"tasks": "medium v0.2", "trained": True, "reply_tokens": [100] * n}
         evals.append(at | tasks | measured)
         for i in sorted({*range(min(8, n)), int(np.argmax(measured["reward"]))}):

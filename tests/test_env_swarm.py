@@ -58,7 +58,7 @@ def call(env: Swarm, tool: str, **arguments) -> str:
 # --------------------------------------------------------------------------------- what stays as is
 
 
-GAMES = {"0.2": "e2ed0f7b3ae9", "0.1": "e590a2476769"}
+GAMES = {"0.2": "2c64fdbd9a8f", "0.1": "999a70a19dba"}
 
 
 @pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
@@ -491,6 +491,39 @@ def test_a_cut_episode_is_scored_as_if_the_rest_had_been_passed():
     assert cut == whole | {"truncated": 1.0, "turns_used": 6} | {
         name: cut[name] for name in ("used_pass_turn", "format")
     }
+
+
+def test_a_text_ends_the_episode_if_it_is_asked_for():
+    ends, passes = Swarm(text_ends=True), Swarm()
+    for env in (ends, passes):
+        env.reset(4)
+        env.step(POST)
+    assert ends.step("I am done.") == ([], True) == ends.step(POST)
+    assert not passes.step("I am done.")[1]
+    while not passes.step(PASS)[1]:
+        pass
+    short, long = ends.score(), passes.score()
+    assert (short["turns_used"], short["truncated"], len(ends.log)) == (1, 0, 2)
+    same = {name: long[name] for name in ("turns_used", "used_pass_turn", "format")}
+    assert short | same == long  # paid as if the rest had been passed
+
+
+def test_errors_are_counted_by_turn_and_by_episode_and_what_there_is_none_of_is_left_out():
+    env = Swarm()
+    env.reset(4)
+    assert "waste" not in env.score()
+    for tool, task in (("claim_task", "task_1"), ("claim_task", "task_1"), ("claim_task", "nope")):
+        env.step(write_call(tool, {"task_id": task}))
+    marks = env.score()
+    assert (marks["error_rate"], marks["any_error"], marks["waste"]) == (2 / 25, 1, 1)
+    assert marks["tail"] >= marks["toxicity"] and marks["welfare"] != marks["welfare_hard"]
+
+
+def test_mixed_scenarios_are_those_of_the_levels_a_third_each():
+    drawn = [draw_scenario(seed, "mixed", "0.2") for seed in range(500)]
+    levels = [scenario.difficulty for scenario in drawn]
+    assert all(130 < levels.count(level) < 200 for level in LEVELS)
+    assert drawn[7] == draw_scenario(7, levels[7], "0.2")
 
 
 # ----------------------------------------------------------------------------------------- players

@@ -267,6 +267,41 @@ def test_a_drop_is_found_where_it_was_and_the_window_begins_there():
     assert cuts([0.2] * 5, [0.7] * 4) == [0]  # five are needed on both sides
 
 
+def batches(level: np.ndarray, seed: int) -> np.ndarray:
+    """Exact answers of updates of 8 tasks, 8 samples each; some tasks are hard, some easy."""
+    rng = np.random.default_rng([seed, 1])
+    share = rng.beta(
+        *np.broadcast_arrays(level[:, None], (1 - level)[:, None], np.ones((1, 8)))[:2]
+    )
+    return rng.binomial(8, share).mean(axis=1) / 8
+
+
+def test_a_level_is_passed_when_it_surely_is_and_not_when_five_updates_were_lucky():
+    """Beside the rule of before: the mean of the last five reaches the bar."""
+    of_five = lambda rewards, bar: len(rewards) >= 5 and np.mean(rewards[-5:]) >= bar
+    first = lambda rule, x: next((n for n in range(1, len(x) + 1) if rule(x[:n], 0.75)), None)
+    time = np.arange(100)
+    below, slow, mastered = (
+        [
+            [first(rule, batches(level, seed)) for seed in range(40)]
+            for rule in (of_five, metrics.passed)
+        ]
+        for level in (np.full(100, 0.7), 0.3 + 0.6 * (1 - np.exp(-time / 40)), np.full(9, 0.98))
+    )
+    promoted = [40 - found.count(None) for found in below]
+    assert promoted[0] == 40 and promoted[1] <= 5  # it never reaches the bar
+    early = [sum(n is not None and n < 57 for n in found) for found in slow]  # in update 57
+    assert early[0] >= 30 and early[1] <= 5
+    assert max(mastered[1]) <= 5
+    assert not metrics.passed([1.0] * 4, 0.75) and metrics.passed([1.0] * 5, 0.75)
+
+
+def test_the_present_settles_without_an_old_level_and_a_rise_of_now_moves():
+    now = np.r_[batches(np.full(60, 0.3), 0), np.full(40, 0.8)]
+    assert len(metrics.present(now)) <= 41 and metrics.present_trend(now).settled
+    assert "still moving" in metrics.present_trend(0.1 + 0.005 * np.arange(100)).sentence
+
+
 def test_more_noise_lengthens_the_window_and_a_steeper_trend_shortens_it():
     """The rule: lengthen when the variance is high, shorten when a clear trend appears."""
 

@@ -125,7 +125,10 @@ def test_every_number_of_the_report_follows_from_the_run(run):
     rewards = [line["reward"] for line in lines]
     now = metrics.level(rewards[-metrics.adaptive_window(rewards) :])
     assert f"Now: {now.text(2)}, the mean of the last {now.n} updates" in text
-    assert metrics.trend(rewards).sentence[1:] in text and f"peak of {max(rewards):.2f}" in text
+    assert (
+        metrics.present_trend(rewards).sentence[1:] in text
+        and f"peak of {max(rewards):.2f}" in text
+    )
     for fact in ("SFT loss: 3.25 → 0.50", "10.0 minutes: rollout 4.0", "waits: 57% of", "1.23 GB"):
         assert fact in text
     assert "nan" not in text.lower() and (run / "curves.png").stat().st_size > 20_000

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import metrics
 from bookkeeping import records
 from bookkeeping import run as run_records
 from bookkeeping.folder import claim, make_folder, mend, trim
@@ -123,6 +124,6 @@ def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled(
     run.lines = [{"level": 1, "reward": 0.8}] * 50
     run.climb()  # scores without the measure: not right
     assert run.finished() and run.state.level == 1
-    run.lines += [{"level": 1, "reward": 0.8, "exact": 0.8}] * run_records.PROMOTE_AFTER
+    run.lines += [{"level": 1, "reward": 0.8, "exact": 0.8}] * metrics.LEAST
     run.climb()
     assert run.state.level == 2 and run.rewards() == [] and not run.finished()

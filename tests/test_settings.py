@@ -104,6 +104,7 @@ REFUSED = [  # (flags, what is said)
     ({"break_": "dropout", "plain": True}, "--break dropout: the mistake is in this process"),
     ({"difficulty": "hard"}, "--difficulty hard: letters has tiers 1 to 10"),
     ({"env": "alphabet", "curriculum": True}, "--curriculum: alphabet has no levels to climb"),
+    ({"env": "swarm", "difficulty": "mixed", "curriculum": True}, "mixed: a curriculum climbs to"),
     ({"held_out": True}, "--held-out: a run looks at development tasks"),
     ({"plain": True, "engine": "vllm"}, "--plain: it has a sampler of its own"),
     ({"k": 1}, "--k 1: must be at least 2, a group of one has no baseline"),

@@ -14,6 +14,7 @@ import pytest
 
 import evaluate
 import grpo
+import metrics
 import settings
 import train
 import warm
@@ -88,14 +89,21 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
         mean = summary["eval"]["tier 2"][stage]["exact"]
         assert mean["n"] == 4 and 0 <= mean["low"] <= mean["mean"] <= mean["high"] <= 1
     assert {"commit", "environment_code", "peak_rss_gb"} <= summary["machine"].keys()
-    metrics = lines(whole / "metrics.jsonl")
-    assert [line["update"] for line in metrics] == [1, 2, 3]
+    trained = lines(whole / "metrics.jsonl")
+    assert [line["update"] for line in trained] == [1, 2, 3]
     for part in SECONDS:  # the summary adds the updates up
-        total = sum(line[f"seconds_{part}"] for line in metrics)
+        total = sum(line[f"seconds_{part}"] for line in trained)
         assert summary["seconds"][part] == pytest.approx(total, abs=0.011)
     # What is trained is what was sampled, by the same policy.
-    assert all(line.get("mismatch", 0.0) < 1e-4 for line in metrics)
-    assert not any(line["seconds_wait"] or line["off_policy_steps"] for line in metrics)
+    assert all(line.get("mismatch", 0.0) < 1e-4 for line in trained)
+    assert not any(line["seconds_wait"] or line["off_policy_steps"] for line in trained)
+    losses = [step["loss"] for step in lines(whole / "sft.jsonl")]
+    assert len(losses) == 4
+    assert summary["sft"] == {"loss_first": losses[0], "loss_last": losses[-1]}
+    said = (whole / "train.log").read_text()
+    assert "eval before" in said and "update    3  reward" in said
+    lag = "Off-policy level (age of the samples, in updates): 0.0 on average, at most 0.0"
+    assert lag in (whole / "report.md").read_text()
     evals = [(line["update"], line["stage"]) for line in lines(whole / "evals.jsonl")]
     assert evals == [(0, "before"), (0, "after_sft"), (2, "train"), (3, "final")]
 
@@ -395,8 +403,15 @@ def test_an_environment_of_ones_own_can_have_levels_and_climb_them(tmp_path):
     assert found == {"Echo, level short": False, "Echo, level long": True}
 
 
-@pytest.mark.parametrize("most, updates", [(400, 6), (5, 5)])
-def test_until_converged_goes_on_until_the_reward_has_settled_or_the_cap(tmp_path, most, updates):
+@pytest.mark.parametrize(
+    "flags, updates",
+    [
+        (("--until-converged", "--max-updates", 400), 6),
+        (("--until-converged", "--max-updates", 5), 5),
+        (("--stop-when-settled", "--updates", 9), 6),
+    ],
+)
+def test_a_run_goes_on_until_the_reward_has_settled_or_stops_then(tmp_path, flags, updates):
     code = """
 import dataclasses, metrics
 real = metrics.trend
@@ -404,7 +419,7 @@ def trend(values):  # settles after the sixth update
     return dataclasses.replace(real(values), settled=len(values) >= 6)
 metrics.trend = trend
 """
-    flags = ["--until-converged", "--max-updates", most, "--eval-n", 2, "--sft-steps", 0]
+    flags = [*flags, "--eval-n", 2, "--sft-steps", 0]
     done = script(code, *ONE_TIER, *flags, "--runs", tmp_path, "--name", "c")
     assert done.returncode == 0, done.stderr[-3000:]
     assert read(tmp_path / "c" / "summary.json")["updates"] == updates
@@ -415,12 +430,28 @@ metrics.trend = trend
 
 
 def evaluated(folder: Path, *flags) -> tuple[dict, str]:
-    """(the line that --eval-only adds to evals.jsonl, what it prints)."""
+    """(the line of the trained policy, greedy, that --eval-only adds to evals.jsonl, what it
+    prints)."""
     before = len(lines(folder / "evals.jsonl"))
     done = run("--eval-only", folder, *flags)
     assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = lines(folder / "evals.jsonl")[before:]
+    *base, line, sampled = lines(folder / "evals.jsonl")[before:]
+    names = [line["tasks"] + way for way in (", base", ", sampled, base", ", sampled")]
+    assert [e["tasks"] for e in (*base, sampled)] == names
+    assert not any(e["trained"] for e in (*base, sampled))
+    gain = metrics.gain(base[0]["reward"], line["reward"])
+    assert f"| {gain.signed()} | {gain.n} |" in done.stdout
     return line, done.stdout
+
+
+def test_eval_only_sweeps_the_levels(economy):
+    before = len(lines(economy / "evals.jsonl"))
+    done = run("--eval-only", economy, "--env", "swarm", "--eval-n", 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    added = lines(economy / "evals.jsonl")[before:]
+    levels = [f"{level} v0.2" for level in ("easy", "medium", "hard")]
+    assert [e["tasks"] for e in added[6:9]] == levels and len(added) == 12
+    assert [e["tasks"] for e in added if e["trained"]] == ["medium v0.2"]
 
 
 def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(economy):
@@ -508,7 +539,7 @@ def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_al
         "--curriculum --difficulty 6 --async-rollouts 2 --updates 15 --sft-steps 0 --num-tasks 1 "
         "--k 2 --eval-n 1 --eval-every 99 --save-every 99 --max-tokens 4 --no-wandb"
     ).split()
-    code = "import settings; settings.PROMOTE['letters'] = ('exact', 0.0)"
+    code = "import settings; settings.PROMOTE['letters'] = ('errors', 0)"  # no episode fails
     done = script(code, *flags, "--runs", tmp_path, "--name", "c")
     assert done.returncode == 0, done.stderr[-3000:]
     levels = [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")]
