@@ -31,7 +31,7 @@ from evaluate import (
 from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
-from grpo import advantages_of, update
+from grpo import compare_groups, update
 from policy import adam, load_policy, set_learning_rate
 from rollout import prompt_ids
 from settings import (
@@ -76,7 +76,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         if state.update == 0:
             print(prospects(groups, cfg)[-1])
         # 2 compare: how much better was each episode than the others of its group?
-        advantages = advantages_of(groups, cfg)  # [num_tasks, k]
+        advantages = compare_groups(groups, cfg)  # [num_tasks, k]
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         set_learning_rate(optimizer, learning_rate(cfg, state.update))
         with rollouts.paused(), policy.learning():
@@ -111,12 +111,11 @@ def prepare(cfg: Config, typed: set[str]):
 
         put_in(cfg.break_)
     chosen = choose_model(*model_request(cfg, typed))
-    path, why, fits = parallel.from_first(chosen)
-    load = partial(
-        load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed
-    )
+    model, reason, fits = parallel.from_first(chosen)  # fits: settings, for the card
+    lora = cfg.lora_rank, cfg.lora_alpha
+    load = partial(load_policy, model, *lora, cfg.device, cfg.seed)
     policy = load()
-    complete(cfg, policy.n_parameters, why, path, fits)
+    complete(cfg, policy.n_parameters, reason, model, fits)
     refusals.check(cfg)
     new_env = partial(guarded, make_env, cfg)
     env = new_env(cfg.difficulty)
