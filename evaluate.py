@@ -195,6 +195,40 @@ def summarize(groups: list[list[Episode]]) -> dict:
     }
 
 
+FEW = 0.25  # with a signal in fewer groups no run of ours on SmolLM2 moved
+
+
+def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
+    """What GRPO could learn from a batch [G][k], in a few lines; the last concludes."""
+    played = [[e for e in g if e.stop_reason != "error"] for g in groups]
+    played = [g for g in played if g]
+    episodes = [e for g in played for e in g]
+    right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
+    signal = sum(len({e.reward for e in g}) > 1 for g in played)
+    lengths = [e.reply_tokens for e in episodes]
+    cut = np.mean([e.stop_reason == "truncated" for e in episodes])
+    form = np.mean([e.components.get("format", 1) for e in episodes])
+    said = [m["content"] for m in episodes[0].messages if m["role"] == "assistant"]
+    now = f"{signal} of {len(played)} groups have a signal"
+    if signal >= FEW * len(played):
+        so = f"{now}: GRPO has something to learn from"
+    elif np.mean([e.reward for e in episodes]) > 0.9:
+        so = f"{now}, and the tasks are solved: give it harder ones"
+    else:
+        so = f"{now}: GRPO will hardly move; try easier tasks, more --sft-steps, "
+        so += "partial credit, or a larger --k"
+    return [
+        f"replies     {len(episodes)}, {form:.0%} in the right format",
+        f"length      {np.mean(lengths):.0f} tokens, at most {max(lengths)}; "
+        f"{cut:.0%} are cut at --max-tokens {cfg.max_tokens}",
+        f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",
+        f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
+        f"pass@{cfg.k:<7}{metrics.mean([float(any(g)) for g in right])}",
+        f"a reply     {said[-1][-200:]!r}, reward {episodes[0].reward:g}",
+        so,
+    ]
+
+
 # ----------------------------------------------------------------- train.py --eval-only
 
 # What may be typed with --eval-only: which tasks, the rules that they are played by,

@@ -75,7 +75,7 @@ def update(
 ) -> dict[str, float]:
     """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
 
-    advantages [G][k]: a number per episode (advantages_of), or a tensor [n] with one
+    advantages [G][k]: a number per episode (compare_groups), or a tensor [n] with one
     per sampled token. cfg: a settings.Config. reference: {name: weight} of the policy
     that --kl compares with. Returns what to log, the columns of fast/batches.py. Raises
     FloatingPointError if loss or gradient is not finite, before the step.
@@ -105,7 +105,7 @@ def update(
 # --------------------------------------------------------------------------- advantages
 
 
-def advantages_of(groups: list[list[Episode]], cfg) -> torch.Tensor:
+def compare_groups(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """Advantages of a batch [G, k]: how much better each episode was than its group.
 
     This is where to drop the deviation (--no-normalize), or to try a baseline of your
@@ -260,8 +260,17 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 # ------------------------------------------------------- what update asks for, in order
 
 
-def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[tuple]:
-    """What is trained on: [(episode, advantages [n], weights [n])], n sampled tokens.
+@dataclass
+class Lesson:
+    """An episode that is trained on, and what each of its n sampled tokens counts."""
+
+    episode: Episode
+    advantages: torch.Tensor  # [n]
+    weights: torch.Tensor  # [n]
+
+
+def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[Lesson]:
+    """What is trained on.
 
     An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a
     KL or an entropy gives them one. They stay in the denominators, so leaving them out
@@ -280,19 +289,22 @@ def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[tuple]:
     for (e, advantage), weight in zip(pairs, weights):
         if everything or advantage.any():
             n = e.reply_tokens
-            chosen.append((e, advantage.float().expand(n), weight.expand(n)))
+            each = advantage.float().expand(n)
+            chosen.append(Lesson(e, each, weight.expand(n)))
     return chosen
 
 
-def micro_batches(chosen: list[tuple], policy: Policy, cfg) -> list[Batch]:
+def micro_batches(chosen: list[Lesson], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
-    mine = parallel.share(sorted(chosen, key=lambda one: len(one[0].token_ids)))
+    by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
+    mine = parallel.share(by_length)
+    pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
-    for piece in cut([e for e, *_ in mine], cfg.micro_tokens):
-        episodes, advantages, weights = zip(*[mine[i] for i in piece])
-        batch = collate(list(episodes), policy.tokenizer.pad_token_id, policy.device)
-        batch.advantages = torch.cat(advantages).to(policy.device)  # [M]
-        batch.weights = torch.cat(weights).to(policy.device)  # [M]
+    for piece in cut([one.episode for one in mine], cfg.micro_tokens):
+        some = [mine[i] for i in piece]
+        batch = collate([one.episode for one in some], pad, device)
+        batch.advantages = torch.cat([one.advantages for one in some]).to(device)  # [M]
+        batch.weights = torch.cat([one.weights for one in some]).to(device)  # [M]
         batches.append(batch)
     return batches
 

@@ -40,8 +40,10 @@ PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 PICO_SWARM = PICO.with_name("pico_swarm")
 # for strings of 80 to 150 letters (docs/letters.md)
 PICO_LONG = PICO.with_name("pico_long")
+# a real one, 134.5M parameters: `make smollm2` puts it there
+SMOLLM2 = PICO.with_name("smollm2")
 # {name: path}: their names do in any folder
-EMBEDDED = {path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)}
+EMBEDDED = {p.name: str(p) for p in (PICO, PICO_SWARM, PICO_LONG, SMOLLM2)}
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
@@ -129,6 +131,8 @@ def load_policy(
     chat.
     """
     base = EMBEDDED.get(name, name)
+    if base == str(SMOLLM2) and not SMOLLM2.exists():
+        raise SystemExit("--model smollm2 is not here yet; fetch it: make smollm2")
     try:
         found = load_checked(base, device, frozen=lora_rank > 0)
     except ValueError as error:

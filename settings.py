@@ -30,6 +30,9 @@ from bookkeeping.presets import (
     LARGE_UPDATES,
     LONG_BATCHES,
     LONGEST,
+    MEDIUM,
+    MEDIUM_MODEL,
+    MEDIUM_SFT_RATE,
     PRESETS,
     RATES,
     SFT_RATE,
@@ -96,7 +99,7 @@ class Config:
     vllm_seeds: bool = True
     # sleep while the trainer works: lends it memory, costs seconds
     vllm_sleep: bool = True
-    threads: int = 0  # CPU threads; 0 leaves torch's choice
+    threads: int = 0  # CPU threads; 0: as many as there are free cores
     # SFT
 
     # whom to imitate; the default shows the format, not the algorithm
@@ -139,9 +142,11 @@ class Config:
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
-    # padded tokens per forward pass: memory, never the gradient
+    # padded tokens per forward pass: memory, never the gradient; by what is free
     micro_tokens: int | None = None
     gradient_checkpointing: bool = False  # less memory, a third slower
+    # draw one batch after SFT, say what GRPO could learn from it, and stop
+    probe: bool = False
     # evaluation: fixed development tasks, which nothing is trained on, greedy
     eval_n: int | None = None  # tasks per set; 32 would give an interval 33 points wide
     eval_every: int = 20  # updates from one evaluation to the next
@@ -224,13 +229,15 @@ def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
     Large: published recipes (RATES …). Small: what was stable on pico_base.
     all_weights: no LoRA.
     """
-    # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115
-    # (computed)
-    found = {"micro_tokens": 8192, "k": LARGE_K, "importance": "token"}
+    found = {"k": LARGE_K, "importance": "token"}
     if n_parameters <= SMALL_MODEL:
         lr, updates, max_tokens = SMALL[env]
         found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
         return found | {"sft_lr": 1e-4, "k": 8, "importance": "clip"}
+    if n_parameters <= MEDIUM_MODEL:
+        lr, updates, max_tokens = MEDIUM[env]
+        found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
+        return found | {"sft_lr": MEDIUM_SFT_RATE, "importance": "clip"}
     lr = next(rate for most, rate in RATES if n_parameters <= most)
     share = ALL_WEIGHTS if all_weights else 1
     found |= {"lr": share * lr, "sft_lr": share * SFT_RATE}

@@ -21,12 +21,19 @@ if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
 from bookkeeping import refusals
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import open_run
-from evaluate import evaluate_only, evaluate_policy, headline, summarize
+from evaluate import (
+    evaluate_only,
+    evaluate_policy,
+    headline,
+    prospects,
+    summarize,
+)
 from fast import parallel
 from fast.ahead import open_rollouts
-from fast.machine import checkpoint_activations, choose_model, speak_utf8
-from grpo import advantages_of, update
+from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
+from grpo import compare_groups, update
 from policy import adam, load_policy, set_learning_rate
+from rollout import prompt_ids
 from settings import (
     Config,
     command_line,
@@ -34,6 +41,7 @@ from settings import (
     dev_seeds,
     eval_sets,
     learning_rate,
+    levels_of,
     make_env,
     model_request,
     sft_seeds,
@@ -65,8 +73,10 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
         # (fast/ahead.py calls rollout.play; level: of a curriculum)
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
+        if state.update == 0:
+            print(prospects(groups, cfg)[-1])
         # 2 compare: how much better was each episode than the others of its group?
-        advantages = advantages_of(groups, cfg)  # [num_tasks, k]
+        advantages = compare_groups(groups, cfg)  # [num_tasks, k]
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         set_learning_rate(optimizer, learning_rate(cfg, state.update))
         with rollouts.paused(), policy.learning():
@@ -86,30 +96,45 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
 
 
 def begin(cfg: Config, typed: set[str]):
-    """(run, policy, rollouts, optimizer), from the checkpoint if the run has one.
-
-    Fills in the settings that depend on the model's size.
-    """
+    """(run, policy, rollouts, optimizer), from the checkpoint if the run has one."""
     run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
+    policy, rollouts = prepare(cfg, typed)
+    optimizer = adam(policy, cfg.lr)
+    run.open(policy, optimizer)
+    return run, policy, rollouts, optimizer
+
+
+def prepare(cfg: Config, typed: set[str]):
+    """(policy, rollouts); fills in what depends on the model and on the memory."""
     if cfg.break_:
         from learn.failures import put_in  # a mistake on purpose
 
         put_in(cfg.break_)
     chosen = choose_model(*model_request(cfg, typed))
-    path, why, fits = parallel.from_first(chosen)
-    load = partial(
-        load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed
-    )
+    model, reason, fits = parallel.from_first(chosen)  # fits: settings, for the card
+    lora = cfg.lora_rank, cfg.lora_alpha
+    load = partial(load_policy, model, *lora, cfg.device, cfg.seed)
     policy = load()
-    complete(cfg, policy.n_parameters, why, path, fits)
+    complete(cfg, policy.n_parameters, reason, model, fits)
     refusals.check(cfg)
+    new_env = partial(guarded, make_env, cfg)
+    env = new_env(cfg.difficulty)
+    prompt = prompt_ids(policy, env.reset(task_seeds(cfg, 0)[0]), env.tools, env.think)
+    print(fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1)), end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
-    new_env = partial(guarded, make_env, cfg)
-    rollouts = open_rollouts(cfg, policy, load, new_env, partial(task_seeds, cfg))
-    optimizer = adam(policy, cfg.lr)
-    run.open(policy, optimizer)
-    return run, policy, rollouts, optimizer
+    return policy, open_rollouts(cfg, policy, load, new_env, partial(task_seeds, cfg))
+
+
+def probe(cfg: Config, typed: set[str]) -> None:
+    """--probe: SFT, a first batch, and what GRPO could learn from it. Keeps nothing."""
+    policy, rollouts = prepare(cfg, typed)
+    level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
+    with rollouts.paused(), policy.learning():
+        own_env = partial(guarded, make_env, cfg, level)
+        sft(policy, own_env, sft_seeds(cfg), cfg, stop_here=lambda: None)
+    print(*prospects(rollouts.batch(0, level), cfg), sep="\n")
+    rollouts.close()
 
 
 def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
@@ -138,6 +163,8 @@ def main() -> None:
             refusals.tell_unread(cfg, typed)
             refusals.check(cfg)
             preflight(cfg)
+        if cfg.probe:
+            return probe(cfg, typed)
         train(cfg, typed)
         parallel.stop()
 

@@ -24,6 +24,17 @@ SMALL = {
     "yours": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
+# SmolLM2's size on a CPU, likewise: what learnt 2-digit sums on development tasks (docs/real.md).
+# Replies are short: it neither thinks at length nor would anybody wait for it.
+MEDIUM_MODEL = 200e6
+MEDIUM = {
+    "letters": (1e-4, 60, 160),
+    "alphabet": (1e-4, 40, 192),
+    "swarm": (1e-4, 20, 128),
+    "yours": (1e-4, 80, 128),
+    "known": (2e-4, 80, 64),
+}
+MEDIUM_SFT_RATE = 2e-4
 # Large models: what published recipes for models of these sizes take. No card has run it here.
 # prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…; TRL: its page "LoRA
 # Without Regret" (huggingface.co/docs/trl/lora_without_regret); Tinker: tinker-cookbook.

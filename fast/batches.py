@@ -179,8 +179,8 @@ class UpdateLog:
     def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg, forward):
         """advantages [G][k]: a number, or a tensor with one per sampled token.
 
-        chosen: what is trained on, (episode, …) each; cfg: a settings.Config; forward: grpo's
-        forward pass.
+        chosen: grpo.Lessons, what is trained on; cfg: a settings.Config; forward: grpo's forward
+        pass.
         """
         self.policy, self.cfg, self.forward = policy, cfg, forward
         # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
@@ -198,7 +198,7 @@ class UpdateLog:
             "groups_with_signal": sum(any(row) for row in sizes) / len(sizes),
             "advantage_abs": sum(size for _, size in pairs) / n,
             "off_policy_steps": sum(e.age for e, _ in pairs) / n,
-            "trained_tokens": sum(e.reply_tokens for e, *_ in chosen) * cfg.epochs,
+            "trained_tokens": sum(one.episode.reply_tokens for one in chosen) * cfg.epochs,
             "rounding": self.rounding,
         }
         self.look_twice = not any(e.age for group in groups for e in group)

@@ -15,6 +15,7 @@ import ctypes
 import importlib.util
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import torch
 import torch.nn.functional as F
 
@@ -40,8 +42,6 @@ def peak_memory() -> float:
     try:
         import resource
     except ImportError:
-        import psutil
-
         return psutil.Process().memory_info().rss / 2**30
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)
@@ -57,6 +57,17 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return int(most) / int(period)
     except (OSError, ValueError):  # no such file, or "max"
         return None
+
+
+def free_memory(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """GiB that this process may still take: of the machine, or of its container if that is less."""
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError, TypeError):  # no such file, or "max"
+        most = int((root / "memory.max").read_text(encoding="utf-8"))
+        # Without what it has read of files, which counts too, and is dropped when there is need.
+        held = re.search(r"^anon (\d+)", (root / "memory.stat").read_text(encoding="utf-8"), re.M)
+        free = min(free, most - int(held[1]))
+    return free / 2**30
 
 
 def speak_utf8() -> None:
@@ -158,17 +169,23 @@ NARROW, MOST_THREADS = 512, 8  # channels of a narrow model, and threads for it;
 
 
 def cpu_threads(cfg, policy: Policy) -> int:
-    """--threads, or what OMP_NUM_THREADS says, or torch's choice within reason.
+    """--threads, or what OMP_NUM_THREADS says, or torch's choice, but on free cores only.
 
-    More threads than cores wait for each other. A short run took 75 s with 64 threads on two cores,
-    and 16 with two; 24 with two where a container may use one core, and 17 with one.
+    More threads than free cores wait for each other. A short run took 75 s with 64 threads on two
+    cores, and 16 with two; 24 with two where a container may use one core, and 17 with one.
     """
     most = torch.get_num_threads()
     if cfg.threads or "OMP_NUM_THREADS" in os.environ:
         return cfg.threads or most
     if policy.lm.config.get_text_config().hidden_size <= NARROW:
         most = min(most, MOST_THREADS)
-    return max(1, int(min(most, quota() or most)))
+    return max(1, int(min(most, quota() or most, free_cores())))
+
+
+def free_cores() -> int:
+    """Cores that no other process keeps busy in the half second of this call."""
+    cores = psutil.cpu_count()
+    return round(cores * (1 - psutil.cpu_percent(interval=0.5) / 100))
 
 
 def use_cpu(device, threads: int) -> None:
@@ -261,13 +278,15 @@ TALK = {
     "swarm": (25, 512, 4700),
     "yours": (1, 512, 3584),
 }
+# A 4B then takes 63 of an A100's 80 GB; with 16,384 it would take 115 (computed).
+MOST_TOKENS = 8192
 # What the plan reads of a run, and what it has unless it says otherwise: settings.py's defaults (a
 # test compares).
 DEFAULTS = {
     "lora_rank": 32,
     "k": 16,
     "max_tokens": None,
-    "micro_tokens": 8192,
+    "micro_tokens": MOST_TOKENS,
     "gradient_checkpointing": False,
     "engine": "auto",
     "plain": False,
@@ -458,6 +477,66 @@ def within_reach(model: str) -> bool:
         hf_hub_download(model, "config.json", etag_timeout=5)
         return True
     return False
+
+
+# ------------------------------------------------------------------------- what fits a CPU's memory
+
+ENOUGH = 1.5  # GiB of activations at once: with more, SmolLM2's update took as long (results/speed)
+
+
+def kept_per_token(policy: Policy, tokens: int = 32) -> float:
+    """GiB that autograd keeps of a token for the backward pass; measured on a text of so many."""
+    from fast.logprobs import token_logprobs
+
+    weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
+    kept = {}  # {where it lies: the storage}, so that none is counted twice
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.arange(tokens + 1, device=policy.device)[None]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_logprobs(policy, ids, torch.ones_like(ids[:, 1:], dtype=torch.bool))
+    return sum(storage.nbytes() for storage in kept.values()) / tokens / 2**30
+
+
+def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
+    """Set what an update needs to fit a CPU's memory, unless it was typed; a line that says so.
+
+    opening: tokens of a first prompt, turns: at most so many replies. ValueError if not even one
+    conversation fits.
+    """
+    if policy.device.type != "cpu" or cfg.micro_tokens:
+        cfg.micro_tokens = cfg.micro_tokens or MOST_TOKENS
+        return ""
+    free = free_memory()
+    width = lambda weights: sum(w.nbytes for w in weights) / 2**30
+    # The sampler's copy; gradients and Adam's two moments; logits and what else comes and goes.
+    room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
+    kept, longest = kept_per_token(policy), opening + turns * cfg.max_tokens
+    if cfg.env in TALK:
+        longest = conversation(cfg.env, cfg.max_tokens)[0]
+    if kept * longest > room and not cfg.gradient_checkpointing:
+        cfg.gradient_checkpointing = True
+    if cfg.gradient_checkpointing:  # of each layer its input, and all of one layer
+        shape = policy.lm.config.get_text_config()
+        one = kept / shape.num_hidden_layers
+        kept = one + shape.num_hidden_layers * shape.hidden_size * 4 / 2**30
+    if kept * longest > room:
+        raise ValueError(
+            f"an update with a conversation of {longest} tokens needs {kept * longest:.1f} GB more "
+            f"than {free - room:.1f} GB of copies, and {free:.1f} are free; lower --max-tokens "
+            f"(now {cfg.max_tokens}), or take a smaller model"
+        )
+    cfg.micro_tokens = int(min(MOST_TOKENS, max(256, min(ENOUGH, room) / kept)))
+    if cfg.micro_tokens == MOST_TOKENS:
+        return ""
+    more = ", gradient_checkpointing" if cfg.gradient_checkpointing else ""
+    size = f"a token takes {1024 * kept:.1f} MB of an update, {free:.1f} GB are free"
+    return f"chosen for this memory: micro_tokens {cfg.micro_tokens}{more} ({size})\n"
 
 
 def checkpoint_activations(policy: Policy) -> None:

@@ -50,9 +50,12 @@ def without_stop(e):
 
 
 def batches_without_stop(right, chosen, *rest):
-    """chosen: [(episode, advantages of its tokens, their weights)]."""
-    shorter = [(without_stop(e), a, w) for e, a, w in chosen]
-    return right([(e, a[: e.reply_tokens], w[: e.reply_tokens]) for e, a, w in shorter], *rest)
+    """chosen: grpo.Lessons."""
+    for one in chosen:
+        one.episode = without_stop(one.episode)
+        n = one.episode.reply_tokens
+        one.advantages, one.weights = one.advantages[:n], one.weights[:n]
+    return right(chosen, *rest)
 
 
 def demonstrations_without_stop(right, episodes, *rest):

@@ -8,7 +8,7 @@ import pytest
 import metrics
 from bookkeeping import tables
 from bookkeeping.records import lines
-from evaluate import evaluate_policy, headline, print_components, summarize
+from evaluate import evaluate_policy, headline, print_components, prospects, summarize
 from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
 
@@ -166,3 +166,27 @@ def test_a_batch_of_errors_only_stops_the_run_with_the_first_of_them():
     ) as caught:
         summarize([[episode(stop="error")] * 2] * 2)
     assert "--resume" in str(caught.value)
+
+
+# ------------------------------------------------------------------------ what GRPO could learn
+
+
+@pytest.mark.parametrize(
+    "groups, verdict",
+    [
+        ([[0, 0], [0, 0], [0, 0], [0, 1]], "1 of 4 groups have a signal: GRPO has something"),
+        ([[0, 0]] * 5 + [[0, 1]], "1 of 6 groups have a signal: GRPO will hardly move"),
+        ([[1, 1]] * 15 + [[0, 1]], "1 of 16 groups have a signal, and the tasks are solved"),
+    ],
+)
+def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
+    said = {"role": "assistant", "content": "<answer>7</answer>"}
+    played = [[episode(float(r), exact=float(r), format=1.0) for r in g] for g in groups]
+    broken = [episode(stop="error")] * 2  # counts nowhere
+    for e in sum(played, []):
+        e.messages.append(said)
+    told = prospects([*played, broken], Config(k=2, max_tokens=9))
+    assert told[-1].startswith(verdict)
+    assert told[0].split()[1] == f"{2 * len(groups)}," and "<answer>7</answer>" in told[-2]
+    any_right = metrics.mean([float(any(g)) for g in groups])
+    assert told[4] == f"pass@2      {any_right}"

@@ -22,7 +22,7 @@ import torch
 
 from bookkeeping.records import lines
 from fast import machine
-from fast.machine import CARDS, Hung
+from fast.machine import CARDS, MOST_TOKENS, Hung
 from settings import Config, by_size
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,27 +128,32 @@ def test_a_containers_quota_is_read(tmp_path, text, cores):
 
 
 @pytest.mark.parametrize(
-    "asked, said, limit, width, threads",
+    "asked, said, limit, busy, width, threads",
     [
-        (0, None, None, 128, 8),
-        (0, None, 2.5, 128, 2),
-        (0, None, 0.5, 128, 1),  # never 0
-        (0, None, 16, 128, 8),
-        (0, None, None, 1024, 64),  # a wide model has work for all
-        (0, None, 2, 1024, 2),
-        (0, "64", 2, 128, 64),  # who says how many gets them
-        (3, None, 2, 128, 3),
-        (3, "64", 2, 128, 3),
+        (0, None, None, 0, 128, 8),
+        (0, None, 2.5, 0, 128, 2),
+        (0, None, 0.5, 0, 128, 1),  # never 0
+        (0, None, 16, 0, 128, 8),
+        (0, None, None, 0, 1024, 64),  # a wide model has work for all
+        (0, None, 2, 0, 1024, 2),
+        (0, None, None, 50, 1024, 32),  # half of the cores are busy
+        (0, None, None, 100, 1024, 1),
+        (0, None, 2, 90, 1024, 2),  # the others of a large machine are not ours
+        (0, "64", 2, 50, 128, 64),  # who says how many gets them
+        (3, None, 2, 50, 128, 3),
+        (3, "64", 2, 50, 128, 3),
     ],
 )
 def test_a_run_takes_no_more_threads_than_it_may_use(
-    monkeypatch, asked, said, limit, width, threads
+    monkeypatch, asked, said, limit, busy, width, threads
 ):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if said:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(machine, "quota", lambda: limit)
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 64)
+    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda interval: busy)
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=width))
     policy = SimpleNamespace(lm=SimpleNamespace(config=config))
     assert machine.cpu_threads(Config(threads=asked), policy) == threads
@@ -207,7 +212,7 @@ def test_the_plan_has_the_defaults_of_the_settings():
     defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
     for env, (turns, tokens, between) in machine.TALK.items():
         large = by_size(1e9, env)
-        assert machine.DEFAULTS == defaults | {name: large[name] for name in ("micro_tokens", "k")}
+        assert machine.DEFAULTS == defaults | {"micro_tokens": MOST_TOKENS, "k": large["k"]}
         longest, opening = turns * tokens + between, tokens + between
         assert tokens == large["max_tokens"] and machine.conversation(env) == (longest, opening)
     assert machine.conversation("letters", 100) == (292, 292)

@@ -12,7 +12,7 @@ import settings
 import train
 from bookkeeping import refusals
 from bookkeeping.records import lines
-from fast import ahead
+from fast import ahead, machine
 from policy import PICO, load_policy
 
 torch.set_num_threads(1)
@@ -28,6 +28,62 @@ def test_a_card_holds_frozen_weights_in_bfloat16_and_what_learns_in_float32(
     """The meta device is no CPU, so load_policy takes a card's number formats."""
     policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
     assert {(p.requires_grad, p.dtype) for p in policy.model.parameters()} == formats
+
+
+# ---------------------------------------------------------------------- what fits a CPU's memory
+
+
+@pytest.mark.parametrize(
+    "most, stat, free",
+    [
+        ("4294967296", "anon 1073741824\nfile 3221225472\n", 3.0),  # what was read of files is free
+        ("max", "anon 1073741824\n", 8.0),
+        ("99294967296", "anon 0\n", 8.0),
+        (None, None, 8.0),
+    ],
+)
+def test_free_memory_is_the_containers_if_that_is_less(tmp_path, monkeypatch, most, stat, free):
+    for name, text in (("memory.max", most), ("memory.stat", stat)):
+        if text:
+            (tmp_path / name).write_text(text)
+    machine_has = SimpleNamespace(available=8 * 2**30)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: machine_has)
+    assert machine.free_memory(tmp_path) == free
+
+
+def test_what_a_token_keeps_is_what_an_update_keeps(tiny):
+    """Twice the tokens keep twice as much, and weights do not count."""
+    kept = machine.kept_per_token(tiny)
+    assert kept == pytest.approx(machine.kept_per_token(tiny, 64), rel=0.02)
+    config = tiny.lm.config
+    floats = kept * 2**30 / 4 / config.num_hidden_layers
+    assert 4 * config.hidden_size < floats < 100 * config.hidden_size
+
+
+@pytest.mark.parametrize(
+    "free, typed, chosen",
+    [
+        (8.0, None, (8192, False)),
+        (0.65, None, (2048, False)),  # less memory: smaller pieces
+        (0.56, None, (1900, True)),  # one conversation of 1,000 tokens does not fit as it is
+        (0.56, 5000, (5000, False)),  # who says how many gets them
+        (0.5, None, "needs .* lower --max-tokens"),
+    ],
+)
+def test_an_update_is_cut_so_that_it_fits(tiny, monkeypatch, free, typed, chosen):
+    monkeypatch.setattr(machine, "kept_per_token", lambda policy: 2**-14)  # 16,384 tokens a GiB
+    weights = sum(p.nbytes for p in tiny.lm.parameters()) / 2**30
+    learn = sum(p.nbytes for p in tiny.trainable().values()) / 2**30
+    monkeypatch.setattr(machine, "free_memory", lambda: free + weights + 3 * learn)
+    cfg = settings.Config(env="mine.py:Mine", max_tokens=250, micro_tokens=typed)
+    if isinstance(chosen, str):
+        with pytest.raises(ValueError, match=chosen):
+            machine.fit_memory(cfg, tiny, opening=1000, turns=4)
+    else:
+        told = machine.fit_memory(cfg, tiny, opening=0, turns=4)
+        found = cfg.micro_tokens, cfg.gradient_checkpointing
+        assert found == pytest.approx(chosen, rel=0.3), told
+        assert bool(told) == (chosen[0] not in (8192, 5000))
 
 
 # ------------------------------------------------------------------ a run keeps nothing it need not

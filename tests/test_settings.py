@@ -210,7 +210,7 @@ SWARM = {
     "set": ["error_penalty=0.0", "payoff_scale=published", "version=0.2"],
 }  # fmt: skip
 SMALL_ONES = {"k": 8, "sft_lr": 1e-4, "importance": "clip", "warmup": 5, "lr_end": 0.1}
-LARGE = {"k": 16, "updates": 200, "importance": "token", "micro_tokens": 8192, "lr": 1e-5}
+LARGE = {"k": 16, "updates": 200, "importance": "token", "lr": 1e-5}
 CHOSEN = [  # (parameters, flags, what a run then has)
     (4e9, "--preset seed", PICORL | {"num_tasks": 8, "sft_batch": 8}),
     (4e9, "--preset seed --env swarm", PICORL | {"num_tasks": 4, "sft_batch": 2}),
@@ -224,6 +224,7 @@ CHOSEN = [  # (parameters, flags, what a run then has)
     (0.9e6, "--env alphabet", SMALL_ONES | {"lr": 3e-4, "updates": 80, "max_tokens": 640}),
     (0.9e6, "--env swarm", SMALL_ONES | {"lr": 5e-4, "updates": 150, "max_tokens": 160}),
     (0.9e6, "--lora-rank 0", {"lr": 3e-4, "sft_lr": 1e-4}),  # small models: one rate
+    (135e6, "", {"lr": 1e-4, "sft_lr": 2e-4, "k": 16, "max_tokens": 160, "importance": "clip"}),
     (0.6e9, "", {"lr": 3e-5, "sft_lr": 1e-4}),
     (4e9, "", LARGE | {"max_tokens": 2048, "num_tasks": 8, "sft_batch": 8, "eval_n": 256}),
     (4e9, "--env alphabet", LARGE | {"max_tokens": 768}),
