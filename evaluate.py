@@ -242,7 +242,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     preflight(cfg)
     run_folder.tell_changed(saved, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
-    policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    policy = load_policy(
+        path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, cfg.today
+    )
     update = load_checkpoint(saved, policy)[1]["update"]  # the moments are not kept
     print(f"{folder} after {update} updates; {why}")
     roll = partial(open_rollouts(cfg, policy).greedy, update=update)

@@ -63,7 +63,13 @@ def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_the_last(tiny, mo
 
     monkeypatch.setattr(sft, "sft_step", step)
     cfg = SimpleNamespace(
-        sft_steps=20, sft_batch=2, sft_lr=1.0, seed=0, micro_tokens=HUGE, plain=False
+        sft_steps=20,
+        sft_batch=2,
+        sft_lr=1.0,
+        seed=0,
+        micro_tokens=HUGE,
+        plain=False,
+        max_tokens=HUGE,
     )
     sft.sft(tiny, make_env, [1, 2], cfg, lambda: None)
     assert rates == pytest.approx([0.5, *((20 - i) / 20 for i in range(1, 20))])
