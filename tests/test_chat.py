@@ -87,14 +87,13 @@ def test_a_thought_that_the_prompt_opened_is_gone_on_with_and_may_not_end_unansw
     assert demonstration.token_ids[: len(prompt)] == prompt and demonstration.reward == 1
     opened = policy.tokenizer.decode(prompt).endswith("<think>\n")
     assert opened == facts.get("opens", False)
-    said = [*encode(policy, f"or {letters_answer(env)} or"), min(policy.stop_ids)]
+    said = [
+        *encode(policy, f"or {env.expert_reply().partition('</think>')[2]} or"),
+        min(policy.stop_ids),
+    ]
     cut = replace(demonstration, token_ids=prompt, sampled=[], logprobs=[], messages=[])
     take_turn(policy, cut, env, Sample(said, [0.0] * len(said), True), 10**6)
     assert env.score()["format"] == (not opened)
-
-
-def letters_answer(env: Letters) -> str:
-    return env.expert_reply().partition("</think>\n")[2]
 
 
 def test_forbidding_to_think_takes_the_templates_switch_or_is_refused(family):
