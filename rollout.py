@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bookkeeping.chat import read_template, special_behind
+from bookkeeping.chat import end_of_turn, read_template
 from fast.sampler import sample_each
 from policy import Policy, Sample, encode, render
 
@@ -110,7 +110,7 @@ def after_reply(
         why = "the chat template changes what the assistant said"
         raise ValueError(f"{why}; take another model")
     ids = encode(policy, after)
-    n, _ = special_behind(policy.tokenizer, after)
+    n, _ = end_of_turn(policy.tokenizer, after)
     return ids[:n], ids[n:]
 
 

@@ -35,7 +35,7 @@ A_TOOL = {"name": "look_up", "description": "find a word", "parameters": {"type"
 class Template:
     """What a chat template does. Where there are two ways, the first is the one of Qwen3."""
 
-    end: int | None  # the special token behind a reply: it ends a turn, whatever eos is
+    end: int | None  # the token of its own behind a reply: it ends a turn, whatever eos is
     header: bool  # that token begins the next message, as GLM's <|user|>; it is no end of its own
     opens: str  # "<think>⏎" if the prompt opens the thought itself; else ""
     tools: bool  # does it show tools as our environments read calls, and messages of role tool?
@@ -43,14 +43,15 @@ class Template:
     dated: bool  # does it write the date?
 
 
-# As one may take it for until it is known.
+# What is assumed of a template that nobody can read, behind a server.
 QWEN = Template(None, False, "", tools=True, system=True, dated=False)
 
 
 def write(tokenizer, messages, tools=None, think=True, today="", prompt=True) -> str:
-    """A conversation as the template writes it. today: YYYY-MM-DD, what it takes for the date.
+    """A conversation as the template writes it, or, with prompt, up to where the policy speaks.
 
-    prompt: up to where the policy speaks. Templates have two names for the switch of thinking.
+    today: YYYY-MM-DD, what it takes for the date; "" is the day it is. Templates have two names for
+    the switch of thinking.
     """
     day = datetime.fromisoformat(today) if today else datetime.now()
     return tokenizer.apply_chat_template(
@@ -81,9 +82,9 @@ def render_marks(tokenizer, template: str) -> Template:
 
     said = lambda role: {"role": role, "content": MARK}
     ask = {"role": "user", "content": "?"}
-    last = text(ask, said("assistant"), prompt=False).rpartition(MARK)[2]
-    between = text(ask, said("assistant"), ask).rpartition(MARK)[2]
-    ends = [special_behind(tokenizer, after)[1] for after in (last, between)]
+    last = text(ask, said("assistant"), prompt=False).partition(MARK)[2]
+    between = text(ask, said("assistant"), ask).partition(MARK)[2]
+    ends = [end_of_turn(tokenizer, after)[1] for after in (last, between)]
     tools = [{"type": "function", "function": A_TOOL}]
     told = text(ask, said("assistant"), said("tool"), tools=tools)
     # As the environments read a call; another form is another language.
@@ -99,16 +100,17 @@ def render_marks(tokenizer, template: str) -> Template:
     )
 
 
-def special_behind(tokenizer, text: str) -> tuple[int, int | None]:
-    """(where the first special token of a text ends, which it is), if only markup is before it.
+def end_of_turn(tokenizer, behind: str) -> tuple[int, int | None]:
+    """(how many tokens end a turn, the last of them), of what a template writes behind a reply.
 
-    '<|im_end|>⏎<|im_start|>user …' -> (1, the id of <|im_end|>); 'user: …' -> (0, None).
+    '<|im_end|>⏎<|im_start|>user …' -> (1, the id of <|im_end|>); 'user: …' -> (0, None). It may
+    stand behind a space, and not every tokenizer calls it special.
     """
     added = tokenizer.added_tokens_decoder
-    for i, token in enumerate(tokenizer(text, add_special_tokens=False)["input_ids"]):
-        if token in added and added[token].special:
+    for i, token in enumerate(tokenizer(behind, add_special_tokens=False)["input_ids"]):
+        if token in added and (added[token].special or added[token].content.startswith("<")):
             return i + 1, token
-        if token not in added and tokenizer.decode([token]).strip():
+        if tokenizer.decode([token]).strip():
             break
     return 0, None
 
@@ -142,7 +144,7 @@ def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict
 
 
 def about(tokenizer, today: str) -> str:
-    """One line of what is done about a template. today: the date that it writes, if it does."""
+    """One line of what is done about a template. today: the date, if it writes one."""
     found, eos = read_template(tokenizer), tokenizer.eos_token
     end = eos if found.end is None else tokenizer.decode([found.end])
     done = {
