@@ -128,9 +128,12 @@ def unopened(reply: str, opened: str) -> str:
     After "<think>⏎" (opened), "<think>⏎so 2⏎</think>⏎2" becomes "so 2⏎</think>⏎2". A
     reply without a thought closes the empty one: "2" becomes "⏎</think>⏎⏎2".
     """
-    if opened and not reply.startswith("<think>"):
+    if not opened:
+        return reply
+    if not reply.startswith("<think>"):
         reply = f"<think>\n\n</think>\n\n{reply}"
-    return reply.removeprefix(opened)
+    inside = reply.removeprefix("<think>")
+    return inside.removeprefix(opened.removeprefix("<think>"))
 
 
 # --------------------------------------------------------------------- playing a batch
