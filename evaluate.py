@@ -288,7 +288,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     preflight(cfg)
     run_folder.tell_changed(saved, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
-    policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    policy = load_policy(
+        path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, cfg.today
+    )
     rollouts = open_rollouts(cfg, policy)
     before = len(records.lines(folder / "evals.jsonl"))
     # As it was loaded, its adapter adds nothing.

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from jinja2 import TemplateError
 
+from bookkeeping.chat import in_plain_words, opened_thought, read_template, write
 from bookkeeping.pretrained import (  # noqa: F401 (fast/ takes the others from here)
     first_line,
     in_bfloat16,
@@ -57,6 +58,7 @@ class Policy:
     device: torch.device
     # recompute activations in the backward pass, to save memory
     checkpointing: bool = False
+    today: str = ""  # YYYY-MM-DD, for a chat template that writes the date
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -122,13 +124,13 @@ def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
 
 
 def load_policy(
-    name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0
+    name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0, today=""
 ) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA.
 
     With rank 0 nothing is attached, and all of it learns. Adapters are always float32.
-    SystemExit with a one-sentence message if the model cannot be loaded, or cannot
-    chat.
+    today: the date for a template that writes it; "" is the day it is. SystemExit with
+    a one-sentence message if the model cannot be loaded, or cannot chat.
     """
     base = EMBEDDED.get(name, name)
     if base == str(SMOLLM2) and not SMOLLM2.exists():
@@ -143,7 +145,11 @@ def load_policy(
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
     model.to(device).eval()
     shown = Path(name).resolve().name if Path(name).exists() else name
-    return Policy(model, tokenizer, stop_ids, shown, lora_rank, torch.device(device))
+    # What the template writes behind a reply ends a turn, whatever the configs call eos
+    # (Qwen2.5's base models: <|im_end|> in the template, <|endoftext|> in the configs).
+    stop_ids |= {read_template(tokenizer).end} - {None}
+    on = torch.device(device)
+    return Policy(model, tokenizer, stop_ids, shown, lora_rank, on, today=today)
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
@@ -291,31 +297,39 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     """A conversation as the chat template writes it, up to where the policy speaks.
 
     Control tokens inside a message are broken up: text stays text. tools: JSON schemas,
-    or None. Raises ValueError if the template refuses the conversation.
+    or None. What the template would leave out is said in another way
+    (bookkeeping/chat.py). Raises ValueError if the template refuses the conversation,
+    or leaves something out all the same: nobody plays blind.
     """
-    tokenizer = policy.tokenizer
+    tokenizer, template = policy.tokenizer, read_template(policy.tokenizer)
     added = tokenizer.added_tokens_decoder.values()
     control = {token.content for token in added if token.special}
     control |= set(tokenizer.all_special_tokens)
     # <think>, </tool_response>, …: a user's message may ask for <think>, but a tool's
     # must not close its own </tool_response>.
-    markup = {token.content for token in added} | control
+    markup = {token.content for token in added} | control | {"</tool_response>"}
     safe = []
     for m in messages:
         broken = broken_up(m["content"], markup if m["role"] == "tool" else control)
         safe.append({**m, "content": broken})
+    if not (template.tools and template.system):
+        safe, tools = in_plain_words(safe, tools, template), None
+    whose = f"the chat template of {policy.name}"
     try:
-        return tokenizer.apply_chat_template(
-            safe,
-            tools=tools,
-            add_generation_prompt=True,
-            enable_thinking=think,
-            tokenize=False,
-        )
+        text = write(tokenizer, safe, tools, think, policy.today)
     except TemplateError as error:
         roles = ", ".join(m["role"] for m in messages)
         why = f"refuses a conversation of {roles} ({error}); use a model that takes it"
-        raise ValueError(f"the chat template of {policy.name} {why}") from None
+        raise ValueError(f"{whose} {why}") from None
+    if opened_thought(text) and not think:
+        why = "opens <think> also if told not to; leave --no-think out"
+        raise ValueError(f"{whose} {why}, or take another model")
+    # What the assistant thought before may be left out: it was read.
+    shown = [m for m in safe if m["role"] != "assistant"]
+    if lost := [m["role"] for m in shown if m["content"].strip() not in text]:
+        why = f"leaves out or changes a message of role {lost[0]}"
+        raise ValueError(f"{whose} {why}; use a model that shows it")
+    return text
 
 
 def broken_up(text: str, tokens: set[str]) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from bookkeeping.chat import end_of_turn, read_template
 from fast.sampler import sample_each
 from policy import Policy, Sample, encode, render
 
@@ -86,7 +87,7 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 
 
 def after_reply(
-    policy: Policy, new: list[dict], think: bool
+    policy: Policy, new: list[dict], think: bool, tools=None
 ) -> tuple[list[int], list[int]]:
     """What the template writes after a reply, as token ids in two parts.
 
@@ -95,20 +96,44 @@ def after_reply(
         <|im_end|>                          the end-of-turn token, which was sampled
         ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎<|im_start|>assistant⏎
 
-    A marker is rendered in the reply's place; what follows it is what we look for.
+    A marker is rendered in the reply's place; what follows it is what we look for. The
+    first part is [] if this template ends a turn without such a token. Some templates
+    write a tool's result only where tools are given; plain words tell them once.
     """
+    tools = tools if read_template(policy.tokenizer).tools else None
     marker = "@@reply@@"
     asked = [{"role": "user", "content": "?"}]
     replied = [{"role": "assistant", "content": marker}]
-    text = render(policy, asked + replied + new, None, think)
+    text = render(policy, asked + replied + new, tools, think)
     _, found, after = text.partition(marker)
     if not found:
         why = "the chat template changes what the assistant said"
         raise ValueError(f"{why}; take another model")
     ids = encode(policy, after)
-    # 1, or 0 if this template ends a turn without such a token.
-    n = len(policy.stop_ids.intersection(ids[:1]))
+    n, _ = end_of_turn(policy.tokenizer, after)
     return ids[:n], ids[n:]
+
+
+def opened_by_prompt(policy: Policy, think: bool) -> str:
+    """'<think>⏎' if the prompt opens the thought itself, so that replies begin in it.
+
+    The environment is to read the whole thought, and no demonstration opens it twice.
+    """
+    return read_template(policy.tokenizer).opens if think else ""
+
+
+def unopened(reply: str, opened: str) -> str:
+    """An expert's reply as it goes on after a prompt that has opened the thought.
+
+    After "<think>⏎" (opened), "<think>⏎so 2⏎</think>⏎2" becomes "so 2⏎</think>⏎2". A
+    reply without a thought closes the empty one: "2" becomes "⏎</think>⏎⏎2".
+    """
+    if not opened:
+        return reply
+    if not reply.startswith("<think>"):
+        reply = f"<think>\n\n</think>\n\n{reply}"
+    inside = reply.removeprefix("<think>")
+    return inside.removeprefix(opened.removeprefix("<think>"))
 
 
 # --------------------------------------------------------------------- playing a batch
@@ -226,6 +251,7 @@ def take_turn(
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
         sampled     1  1           0  0            0   0  0     0            0        0
     """
+    opened = opened_by_prompt(policy, env.think)
     if not all(map(math.isfinite, sample.logprobs)):
         broken = "the policy's weights are broken"
         raise FloatingPointError(f"a token has probability NaN: {broken}")
@@ -235,14 +261,19 @@ def take_turn(
     episode.turns += 1
     # people need not read the end-of-turn token
     said = sample.token_ids[:-1] if sample.finished else sample.token_ids
-    reply = policy.tokenizer.decode(said, skip_special_tokens=False)
+    reply = opened + policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):
         new_messages, done = env.step(reply)
         if done or not sample.finished:  # over, or it ran out of tokens
             episode.stop_reason = "done" if sample.finished else "truncated"
             return
-        _, ids = after_reply(policy, new_messages, env.think)
+        end, ids = after_reply(policy, new_messages, env.think, env.tools)
+        # The end of a turn is there already; a header that the reply did not end with
+        # is not.
+        headed = read_template(policy.tokenizer).header
+        if headed and end != sample.token_ids[-1:]:
+            ids = end + ids
         if len(episode.token_ids) + len(ids) > max_prompt:
             episode.stop_reason = "truncated"  # the next reply would not fit
             return
@@ -273,11 +304,12 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     (player,) = open_group(policy, lambda: env, seed, 0, 1, endless)
     episode = player.episode
     # Not always eos_token: Gemma ends a turn with one token and a text with another.
-    end, _ = after_reply(policy, [], env.think)
-    end = end or [policy.tokenizer.eos_token_id]
+    end = read_template(policy.tokenizer).end
+    end = policy.tokenizer.eos_token_id if end is None else end
     while episode.stop_reason == "":
         with failure_ends(episode):
-            said = encode(policy, env.expert_reply()) + end
+            reply = unopened(env.expert_reply(), opened_by_prompt(policy, env.think))
+            said = [*encode(policy, reply), end]
             sample = Sample(said, [0.0] * len(said), finished=True)
             take_turn(policy, episode, env, sample, endless)
     finish(episode, env)

@@ -93,6 +93,8 @@ class Config:
     engine: str = "auto"
     # sample and compute log-probs the plain way (policy.py): to read, to fork
     plain: bool = False
+    # YYYY-MM-DD, for a chat template that writes the date; a run keeps its first day
+    today: str = ""
     # share of the card that vLLM takes, and lends to the trainer
     vllm_memory: float = 0.3
     # a seed per request: a sample depends on no other; may be slow on CUDA

@@ -12,13 +12,14 @@ Run me: `python sft.py` prints an expert episode and marks which tokens are lear
 
 import random
 from collections.abc import Callable
+from itertools import groupby
 
 from fast import parallel
 from fast.batches import collate, cut
 from fast.logprobs import token_logprobs
 from grpo import take_step
 from policy import Policy, adam, plain_logprobs, set_learning_rate
-from rollout import Episode, expert_episode
+from rollout import Episode, expert_episode, most_prompt_tokens
 
 
 def sft(
@@ -31,6 +32,7 @@ def sft(
     """
     shown = seeds if cfg.sft_steps else []
     episodes = [expert_episode(policy, make_env(), seed) for seed in shown]
+    episodes, too_long = fitting(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
@@ -43,7 +45,38 @@ def sft(
         losses.append(stats["loss"])
         tokens += sum(e.reply_tokens for e in batch)
         stop_here()
-    return {"losses": losses, "tokens": tokens}
+    return {"losses": losses, "tokens": tokens, "too_long": too_long}
+
+
+def fitting(
+    policy: Policy, episodes: list[Episode], max_tokens: int
+) -> tuple[list[Episode], dict[str, str]]:
+    """(the demonstrations that RL could play, {symptom: what is told of the others}).
+
+    Left out: what is longer than the model's context, and what has a reply of more than
+    max_tokens, because RL would cut it. If all replies are longer, they stay, and that
+    is told. ValueError if none fits the context.
+    """
+    context = most_prompt_tokens(policy, None, 0)
+    fit = [e for e in episodes if len(e.token_ids) <= context]
+    if episodes and not fit:
+        why = f"every demonstration is longer than the model's context of {context}"
+        raise ValueError(f"SFT: {why} tokens; show shorter ones, or use --sft-steps 0")
+    kept = [e for e in fit if longest_reply(e) <= max_tokens]
+    beyond, cut = len(episodes) - len(fit), len(fit) - len(kept)
+    sentence = (
+        f"of {len(episodes)} demonstrations {beyond} are longer than the model's "
+        f"context of {context} tokens and left out; {cut} have a reply longer than "
+        f"--max-tokens {max_tokens}, which RL would cut, and are "
+        f"{'left out' if kept else 'shown, as there are no others'}"
+    )
+    return kept or fit, {"too long": sentence} if beyond + cut else {}
+
+
+def longest_reply(episode: Episode) -> int:
+    """In tokens; between two replies stands what was read."""
+    runs = groupby(episode.sampled)
+    return max(len(list(run)) for sampled, run in runs if sampled)
 
 
 def sft_step(

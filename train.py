@@ -11,6 +11,7 @@ Without a GPU or the Hugging Face hub it trains a model of models/. If a run was
 
 import os
 import sys
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pathlib import Path
 if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("torch is loading, which takes seconds", flush=True)
 
-from bookkeeping import refusals
+from bookkeeping import chat, refusals
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import open_run
 from evaluate import (
@@ -62,6 +63,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
             own_env = partial(guarded, make_env, cfg, cfg.difficulty)
             found = sft(policy, own_env, sft_seeds(cfg), cfg, run.stop_if_asked)
         run.log_sft(found)
+        run.tell(found["too_long"])
         run.tell(other_opening(policy, own_env(), task_seeds(cfg, 0)[0]))
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
@@ -111,11 +113,15 @@ def prepare(cfg: Config, typed: set[str]):
 
         put_in(cfg.break_)
     chosen = choose_model(*model_request(cfg, typed))
-    model, reason, fits = parallel.from_first(chosen)  # fits: settings, for the card
+    today = cfg.today or date.today().isoformat()
+    # fits: settings with which the model fits the card
+    (model, reason, fits), today = parallel.from_first((chosen, today))
     lora = cfg.lora_rank, cfg.lora_alpha
-    load = partial(load_policy, model, *lora, cfg.device, cfg.seed)
+    load = partial(load_policy, model, *lora, cfg.device, cfg.seed, today)
     policy = load()
     complete(cfg, policy.n_parameters, reason, model, fits)
+    print(chat.about(policy.tokenizer, today))
+    cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
     refusals.check(cfg)
     new_env = partial(guarded, make_env, cfg)
     env = new_env(cfg.difficulty)

@@ -44,6 +44,7 @@ import openai
 from tqdm import tqdm
 
 from bookkeeping import records, report
+from bookkeeping.chat import QWEN, in_plain_words
 from bookkeeping.folder import code_hash, make_folder
 from bookkeeping.guard import Guarded, preflight
 from bookkeeping.refusals import check
@@ -69,17 +70,6 @@ OTHER_WAYS = {
     "temperature": ("temperature", "at its own temperature"),
     "chat_template_kwargs": ("chat_template_kwargs", "without saying that it must not think"),
 }
-TOOLS_AS_TEXT = """# Tools
-
-You may call one function a turn. Their signatures:
-<tools>
-{tools}
-</tools>
-
-To call one, write a JSON object with its name and arguments inside <tool_call></tool_call>:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 
 
 class Endpoint:
@@ -133,8 +123,7 @@ async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, in
         if name == "max_tokens":
             fields["max_completion_tokens"] = refused
         if name == "tools":
-            shown = TOOLS_AS_TEXT.format(tools="\n".join(map(json.dumps, refused)))
-            messages = [{"role": "system", "content": shown}, *talk]
+            messages = in_plain_words(talk, refused, QWEN)
     request = {"model": end.cfg.model, "messages": messages, "extra_body": fields}
     try:
         async with asyncio.timeout(SECONDS):
@@ -215,11 +204,10 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
 
     That is a tool message for every native call, and <tool_response> if there was none.
     """
+    if not calls:
+        return in_plain_words(new, None, QWEN)
     told = [m["content"] for m in new if m["role"] == "tool"]
     others = [m for m in new if m["role"] != "tool"]
-    if not calls:
-        wrapped = [f"<tool_response>\n{text}\n</tool_response>" for text in told]
-        return [{"role": "user", "content": text} for text in wrapped] + others
     told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
     answer = lambda call, text: {"role": "tool", "tool_call_id": call["id"], "content": text}
     return [answer(call, text) for call, text in zip(calls, told)] + others

@@ -148,6 +148,8 @@ def export(
             else:
                 load_checkpoint(saved, policy)
                 merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
+                # whoever serves it stops where we did, also at the template's own end
+                merged.generation_config.eos_token_id = sorted(policy.stop_ids)
                 merged.to(getattr(torch, dtype)).save_pretrained(made)
             policy.tokenizer.save_pretrained(made)
             (made / "README.md").write_text(text, encoding="utf-8")

@@ -36,12 +36,14 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from datetime import date
 from functools import partial
 
 import torch
 
 import settings
 from bookkeeping import refusals
+from bookkeeping.chat import about, read_template
 from bookkeeping.guard import guarded, one_sentence
 from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
@@ -117,14 +119,16 @@ class Rollout:
 
     __name__ = "rollout"  # TRL asks
 
-    def __init__(self, make_env: Callable[[], object]):
-        self.make_env = make_env
+    def __init__(self, make_env: Callable[[], object], today: str = ""):
+        self.make_env, self.today = make_env, today  # as policy.Policy has it
 
     def __call__(self, prompts: list[str], trainer) -> dict[str, list]:
         model = trainer.accelerator.unwrap_model(trainer.model)
-        stop_ids = frozenset(trainer.eos_token_ids)
+        stop_ids, tokenizer = frozenset(trainer.eos_token_ids), trainer.processing_class
+        if not stop_ids >= {read_template(tokenizer).end} - {None}:
+            raise ValueError("TRL's eos_token is not the chat template's end of a turn; set it")
         device = trainer.accelerator.device
-        policy = Policy(model, trainer.processing_class, stop_ids, "TRL's", 0, device)
+        policy = Policy(model, tokenizer, stop_ids, "TRL's", 0, device, today=self.today)
         engine = Engine(trainer, stop_ids, len(prompts))
         seeds, args = [int(prompt) for prompt in prompts], trainer.args
         longest = args.max_completion_length
@@ -296,14 +300,18 @@ def make_trainer(ours: list[str], theirs: list[str]):
     parser.set_defaults(**arguments(cfg, processes))
     (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)
     seeds = [seed for update in range(cfg.updates) for seed in settings.task_seeds(cfg, update)]
+    tokenizer, today = AutoTokenizer.from_pretrained(model), cfg.today or date.today().isoformat()
+    if (end := read_template(tokenizer).end) is not None:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)  # TRL's engine stops there
+    print(about(tokenizer, today))
     lora = lora_config(AutoConfig.from_pretrained(model), cfg.lora_rank, cfg.lora_alpha)
     return trl.GRPOTrainer(
         model=model,
-        processing_class=AutoTokenizer.from_pretrained(model),
+        processing_class=tokenizer,
         args=args,
         reward_funcs=reward_of,
         train_dataset=Dataset.from_list([{"prompt": str(seed)} for seed in seeds]),
-        rollout_func=Rollout(partial(guarded, settings.make_env, cfg, cfg.difficulty)),
+        rollout_func=Rollout(partial(guarded, settings.make_env, cfg, cfg.difficulty), today),
         peft_config=lora if cfg.lora_rank else None,
     )
 

@@ -34,13 +34,14 @@ def test_the_real_functions_solve_it(capsys):
 
 def test_the_conversation_is_that_of_rollout():
     """By take_turn alone; what stands between two turns is put into the delta's place."""
-    policy = SimpleNamespace(stop_ids={2}, name="numbers", tokenizer=Numbers())
+    policy = SimpleNamespace(name="numbers", tokenizer=Numbers(), today="")
     for prompt, replies, deltas in cases()["conversation"]:
         episode = Episode(0, 0, list(prompt), [False] * len(prompt), [0.0] * len(prompt))
         for reply, delta in zip(replies, [*deltas, None]):
             said = [{"role": "user", "content": " ".join(map(str, delta or []))}]
             sample = sampler.Sample(list(reply), [0.0] * len(reply), True)
-            env = SimpleNamespace(step=lambda _: (said, delta is None), think=False)  # noqa: B023
+            step = lambda _: (said, delta is None)  # noqa: B023
+            env = SimpleNamespace(step=step, think=False, tools=None)
             rollout.take_turn(policy, episode, env, sample, 10**9)
         assert (episode.token_ids, episode.sampled) == REAL["conversation"](prompt, replies, deltas)
 
@@ -48,10 +49,11 @@ def test_the_conversation_is_that_of_rollout():
 class Numbers:
     """A tokenizer whose texts are the ids themselves: "7 8 2" <-> [7, 8, 2]."""
 
-    added_tokens_decoder, all_special_tokens, eos_token_id = {}, [], 2
+    added_tokens_decoder = {2: SimpleNamespace(special=True, content="<2>")}
+    all_special_tokens, eos_token_id = [], 2
 
     def __call__(self, text, **_):
-        return {"input_ids": [int(word) for word in text.split()]}
+        return {"input_ids": [int(word) for word in text.split() if word.isdigit()]}
 
     def decode(self, ids, **_):
         return " ".join(map(str, ids))

@@ -156,7 +156,7 @@ def policy_with(kind: str, family: str) -> SimpleNamespace:
     fast.chat_template = template
     lm = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4096))
     stops = frozenset([fast.convert_tokens_to_ids(stop)])
-    return SimpleNamespace(tokenizer=fast, stop_ids=stops, lm=lm, name=kind)
+    return SimpleNamespace(tokenizer=fast, stop_ids=stops, lm=lm, name=kind, today="")
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

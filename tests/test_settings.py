@@ -91,6 +91,7 @@ REFUSED = [  # (flags, what is said)
     ({"warmup": -3}, "--warmup -3: must be at least 0"),
     ({"lr": float("inf")}, "--lr inf: must be positive, not inf"),
     ({"threads": 10**11}, "--threads 100000000000: must be at most"),
+    ({"today": "tomorrow"}, "--today tomorrow: give it as YYYY-MM-DD"),
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
     ({"engine": "vllm"}, "--engine vllm: in several processes it needs one of its own"),
     ({"engine": "tpu"}, "--engine tpu: choose auto, torch, vllm"),

@@ -63,10 +63,32 @@ def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_the_last(tiny, mo
 
     monkeypatch.setattr(sft, "sft_step", step)
     cfg = SimpleNamespace(
-        sft_steps=20, sft_batch=2, sft_lr=1.0, seed=0, micro_tokens=HUGE, plain=False
+        sft_steps=20,
+        sft_batch=2,
+        sft_lr=1.0,
+        seed=0,
+        micro_tokens=HUGE,
+        plain=False,
+        max_tokens=HUGE,
     )
     sft.sft(tiny, make_env, [1, 2], cfg, lambda: None)
     assert rates == pytest.approx([0.5, *((20 - i) / 20 for i in range(1, 20))])
+
+
+def test_what_rl_could_not_play_is_left_out_and_counted(tiny, episodes):
+    endless = Episode(9, 0, [5] * 600, [False] * 599 + [True], [0.0] * 600)  # the context is 512
+    longest = max(map(sft.longest_reply, episodes))
+    for shown, most, kept, told in (
+        (episodes, longest, 5, ""),
+        ([*episodes, endless], longest, 5, "of 6 demonstrations 1 are longer than the model's"),
+        (episodes, longest - 1, 2, "3 have a reply longer than --max-tokens"),
+        (episodes, 1, 5, "shown, as there are no others"),
+    ):
+        fit, symptoms = sft.fitting(tiny, shown, most)
+        assert len(fit) == kept and endless not in fit
+        assert bool(symptoms) == bool(told) and told in symptoms.get("too long", "")
+    with pytest.raises(ValueError, match="every demonstration is longer than the model's context"):
+        sft.fitting(tiny, [endless], HUGE)
 
 
 @pytest.mark.parametrize("n, size, steps", [(10, 5, 6), (10, 4, 5), (3, 8, 3), (5, 1, 10)])

@@ -26,8 +26,8 @@ MAY = {
     "metrics": set(),
     # the chosen environment, the defaults, the flags of --break
     "settings": {*ENVS, "bookkeeping/presets", "bridges/known", "learn/failures"},
-    "policy": {"env_letters", "bookkeeping/pretrained"},
-    "rollout": {"policy", "fast", "env_letters"},
+    "policy": {"env_letters", "bookkeeping/pretrained", "bookkeeping/chat"},
+    "rollout": {"policy", "fast", "env_letters", "bookkeeping/chat"},
     "grpo": {"policy", "fast", "rollout"},
     "sft": {"policy", "fast", "rollout", "grpo", "env_letters"},
     "evaluate": {*BOOK, "fast", "bookkeeping"},

@@ -60,7 +60,7 @@ def import_world() -> tuple:
     """
     here = Path(__file__).resolve().parent
     folder = here / "world" if (here / "world").is_dir() else here.parents[1]  # wheel or checkout
-    names = ("env_alphabet", "env_letters", "env_swarm", "swarm", "metrics")
+    names = ("env_alphabet", "env_letters", "env_swarm", "swarm", "metrics", "bookkeeping")
 
     def take_out() -> dict:
         return {m: sys.modules.pop(m) for m in list(sys.modules) if m.partition(".")[0] in names}
@@ -68,6 +68,7 @@ def import_world() -> tuple:
     theirs = take_out()
     sys.path.insert(0, str(folder))
     try:
+        from bookkeeping import chat
         from env_alphabet import Alphabet
         from env_letters import Letters
         from env_swarm import DEV_SEEDS, Swarm
@@ -76,10 +77,10 @@ def import_world() -> tuple:
         sys.path.remove(str(folder))
         take_out()
         sys.modules.update(theirs)
-    return Letters, Alphabet, Swarm, DEV_SEEDS, written
+    return Letters, Alphabet, Swarm, DEV_SEEDS, written, chat
 
 
-Letters, Alphabet, Swarm, DEV_SEEDS, written = import_world()
+Letters, Alphabet, Swarm, DEV_SEEDS, written, chat = import_world()
 WORLDS = {"letters": Letters, "alphabet": Alphabet, "swarm": Swarm}
 # What Letters leaves to flags of train.py (settings.py, which imports torch; a test compares), and
 # how the scripted expert speaks, who is silent here.
@@ -180,6 +181,11 @@ def tokenizer_of(model: str):
     return load_tokenizer(model)
 
 
+def template_of(model: str | None):
+    """What the chat template of a model does; of an unknown one, what Qwen's does."""
+    return chat.read_template(tokenizer_of(model)) if model else chat.QWEN
+
+
 def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str | None:
     """The last reply, decoded from the sampled tokens; None if there are none.
 
@@ -198,7 +204,11 @@ def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str |
 # -------------------------------------------------------------------------------------- the episode
 
 
-class InProcess(vf.Harness[vf.HarnessConfig]):
+class InProcessConfig(vf.HarnessConfig):
+    tools_as_text: bool = False  # for a model whose chat template leaves tools out
+
+
+class InProcess(vf.Harness[InProcessConfig]):
     """Plays the episode in this process: the model gets no computer, only somebody to talk to."""
 
     APPENDS_SYSTEM_PROMPT = True
@@ -212,11 +222,18 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
         system, _ = self.resolve_prompt(data)
         talk = [{"role": "system", "content": system}] if system else []
         talk += env.reset(data.seed)
-        request = {"model": ctx.model, "messages": talk}
-        request |= {"tools": env.tools} if env.tools else {}
+        # As policy.render does it for a chat template that leaves tools out. A renderer tells its
+        # template, and a chat server does not: there it has to be said (tools_as_text).
+        template = template_of(getattr(ctx.client, "renderer_model_name", None))
+        as_text = self.config.tools_as_text or not template.tools
+        opened = template.opens if env.think else ""  # the prompt's own <think>: no sampled token
+        request = {"model": ctx.model}
+        request |= {"tools": env.tools} if env.tools and not as_text else {}
         trace.info["replies"] = replies
         async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
             while True:
+                plain = chat.in_plain_words(talk, env.tools, chat.QWEN)
+                request["messages"] = plain if as_text else talk
                 try:
                     completion = await client.chat.completions.create(**request)
                 except openai.BadRequestError as refusal:
@@ -228,7 +245,7 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
                 message = choice.message.model_dump(exclude_none=True)
                 calls = message.get("tool_calls") or []
                 reply = sampled_text(ctx, trace, finished=choice.finish_reason != "length")
-                replies.append(written(message) if reply is None else reply)
+                replies.append(written(message) if reply is None else opened + reply)
                 new, done = env.step(replies[-1])
                 if done or choice.finish_reason == "length":
                     break

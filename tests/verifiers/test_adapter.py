@@ -74,7 +74,7 @@ def test_a_wrong_setting_is_refused_in_a_sentence(environment, wrong):
         config(environment, no_such_setting=1)
 
 
-def launch(environment: str, answer):
+def launch(environment: str, answer, **how):
     """Play the first task against a server, without the rest of verifiers; (replies, what the trace
     was told)."""
     data = next(iter(vf.load_taskset(config(environment)))).data
@@ -82,9 +82,19 @@ def launch(environment: str, answer):
     trace = SimpleNamespace(info={}, nodes=nodes, stop=stops.append)
     ctx = SimpleNamespace(model="policy", client=None)
     with serving(answer) as url:
-        harness = picoswarm.InProcess(vf.HarnessConfig())
+        harness = picoswarm.InProcess(picoswarm.InProcessConfig(**how))
         asyncio.run(harness.launch(ctx, trace, None, url, "secret", {}, data))
     return trace.info["replies"], stops
+
+
+def test_a_template_without_tools_gets_them_as_text():
+    asked, no = [], chat(lambda talk: "no")
+    launch("swarm", lambda body: (asked.append(body), no(body))[1], tools_as_text=True)
+    assert not any("tools" in body for body in asked) and len(asked) == 25
+    roles = [m["role"] for m in asked[-1]["messages"]]
+    assert roles == ["system", "user", *["assistant", "user"] * 24]
+    assert all(t["function"]["name"] in asked[0]["messages"][0]["content"]
+               for t in make_env("swarm").tools)  # fmt: skip
 
 
 def refuses(status: int, why: str, after: int = 0):
