@@ -74,3 +74,17 @@ class Lawless(Swarm):
 
 class Strict(Lawless):
     rules = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}
+
+
+def in_two_steps(entry: dict) -> str:
+    """An expert for reasoning_gym's chain_sum with two numbers: first the tens, then the ones.
+
+    >>> in_two_steps({"metadata": {"expression": "15 - 43"}, "answer": "-28"})
+    '<think>\\n15 - 40 = -25\\n-25 - 3 = -28\\n</think>\\n<answer>-28</answer>'
+    """
+    first, sign, second = entry["metadata"]["expression"].split()
+    a, b = int(first), int(second)
+    ones = b % 10
+    half = int(entry["answer"]) - (ones if sign == "+" else -ones)
+    steps = f"{a} {sign} {b - ones} = {half}\n{half} {sign} {ones} = {entry['answer']}"
+    return f"<think>\n{steps}\n</think>\n<answer>{entry['answer']}</answer>"
