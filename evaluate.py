@@ -195,7 +195,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
     }
 
 
-FEW = 0.25  # with a signal in fewer groups no run of ours on SmolLM2 moved
+FEW = 0.25  # with a signal in fewer groups a run on SmolLM2 stood still (docs/real.md)
 
 
 def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
@@ -208,6 +208,7 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     lengths = [e.reply_tokens for e in episodes]
     cut = np.mean([e.stop_reason == "truncated" for e in episodes])
     form = np.mean([e.components.get("format", 1) for e in episodes])
+    different = [len({tuple(e.token_ids) for e in g}) for g in played]
     said = [m["content"] for m in episodes[0].messages if m["role"] == "assistant"]
     now = f"{signal} of {len(played)} groups have a signal"
     if signal >= FEW * len(played):
@@ -221,6 +222,7 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
         f"replies     {len(episodes)}, {form:.0%} in the right format",
         f"length      {np.mean(lengths):.0f} tokens, at most {max(lengths)}; "
         f"{cut:.0%} are cut at --max-tokens {cfg.max_tokens}",
+        f"different   {np.mean(different):.1f} of {cfg.k} replies to a task",
         f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",
         f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
         f"pass@{cfg.k:<7}{metrics.mean([float(any(g)) for g in right])}",

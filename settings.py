@@ -239,7 +239,7 @@ def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
     if n_parameters <= MEDIUM_MODEL:
         lr, updates, max_tokens = MEDIUM[env]
         found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
-        return found | {"sft_lr": MEDIUM_SFT_RATE, "importance": "clip"}
+        return found | {"sft_lr": MEDIUM_SFT_RATE, "k": 8, "importance": "clip"}
     lr = next(rate for most, rate in RATES if n_parameters <= most)
     share = ALL_WEIGHTS if all_weights else 1
     found |= {"lr": share * lr, "sft_lr": share * SFT_RATE}

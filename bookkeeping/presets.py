@@ -24,15 +24,15 @@ SMALL = {
     "yours": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
-# SmolLM2's size on a CPU, likewise: what learnt 2-digit sums on development tasks (docs/real.md).
-# Replies are short: it neither thinks at length nor would anybody wait for it.
+# SmolLM2's size on a CPU. With "known" SFT taught it sums, and GRPO stood still (docs/real.md); the
+# other rows are guesses. Replies are short: it does not think at length, nor would anybody wait.
 MEDIUM_MODEL = 200e6
 MEDIUM = {
     "letters": (1e-4, 60, 160),
     "alphabet": (1e-4, 40, 192),
     "swarm": (1e-4, 20, 128),
     "yours": (1e-4, 80, 128),
-    "known": (2e-4, 80, 64),
+    "known": (2e-4, 40, 64),
 }
 MEDIUM_SFT_RATE = 2e-4
 # Large models: what published recipes for models of these sizes take. No card has run it here.

@@ -66,7 +66,7 @@ def told(folder: Path, measure: str) -> dict:
     """What a finished run says of itself: development tasks, work, seconds."""
     summary, tasks = json.loads((folder / "summary.json").read_text()), {}
     for line in map(json.loads, (folder / "evals.jsonl").read_text().splitlines()):
-        if line["trained"] and line["stage"] in ("after_sft", "final"):
+        if line["trained"] and line["stage"] in ("before", "after_sft", "final"):
             tasks[line["stage"]] = digits(line[measure])
     work = summary["tokens"]["sampled"] + 3 * summary["tokens"]["trained"]
     return {"development": tasks, "work": work / 1e6, "seconds": summary["seconds"]["total"]}

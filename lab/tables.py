@@ -186,6 +186,31 @@ def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()
     return cell
 
 
+# ------------------------------------------------------------------------------- a real model
+STAGES = {  # of a run: (what it is, whose held-out tasks)
+    "before": ("as it came", ""),
+    "after_sft": ("after SFT on 100 demonstrations that show the way", "start"),
+    "final": ("after 40 updates of GRPO from there", "grpo"),
+}
+
+
+def real() -> Iterable[list]:
+    """SmolLM2's sums: development tasks at each stage of the run, and held-out tasks."""
+    found = read("real")["arms"]
+    grpo, stages = scores(found["grpo"]), found["grpo"]["seeds"]
+    for stage, (what, arm) in STAGES.items():
+        developed = percent([numbers(seed["development"][stage]) for seed in stages])
+        held = scores(found[arm]) if arm else None
+        gain = less(grpo, held).points() if arm == "start" else ""
+        yield [what, developed, percent(held) if arm else "", gain]
+
+
+TABLES["real"] = lambda: table(
+    "SmolLM2-135M, sums | exactly right, 245 development tasks | 512 held-out tasks | GRPO minus it",
+    real(),
+)
+
+
 # ------------------------------------------------------------------------------- letters
 def passed(stage: str) -> Cell:
     """Sampled at temperature 1: pass@k without bias (Chen et al. 2021, eq. 1)."""

@@ -189,4 +189,5 @@ def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
     assert told[-1].startswith(verdict)
     assert told[0].split()[1] == f"{2 * len(groups)}," and "<answer>7</answer>" in told[-2]
     any_right = metrics.mean([float(any(g)) for g in groups])
-    assert told[4] == f"pass@2      {any_right}"
+    assert told[2] == "different   1.0 of 2 replies to a task"
+    assert told[5] == f"pass@2      {any_right}"

@@ -225,7 +225,7 @@ CHOSEN = [  # (parameters, flags, what a run then has)
     (0.9e6, "--env alphabet", SMALL_ONES | {"lr": 3e-4, "updates": 80, "max_tokens": 640}),
     (0.9e6, "--env swarm", SMALL_ONES | {"lr": 5e-4, "updates": 150, "max_tokens": 160}),
     (0.9e6, "--lora-rank 0", {"lr": 3e-4, "sft_lr": 1e-4}),  # small models: one rate
-    (135e6, "", {"lr": 1e-4, "sft_lr": 2e-4, "k": 16, "max_tokens": 160, "importance": "clip"}),
+    (135e6, "", {"lr": 1e-4, "sft_lr": 2e-4, "k": 8, "max_tokens": 160, "importance": "clip"}),
     (0.6e9, "", {"lr": 3e-5, "sft_lr": 1e-4}),
     (4e9, "", LARGE | {"max_tokens": 2048, "num_tasks": 8, "sft_batch": 8, "eval_n": 256}),
     (4e9, "--env alphabet", LARGE | {"max_tokens": 768}),
