@@ -12,7 +12,7 @@ from bookkeeping.records import lines
 SHORT = (
     "--env letters --difficulty 1 --model smollm2 --device cpu --updates 2 --num-tasks 2 --k 2 "
     "--max-tokens 12 --sft-steps 2 --sft-batch 2 --eval-n 2 --no-eval-other-tiers --reward partial "
-    "--no-wandb --threads 1"
+    "--kl 0.1 --no-wandb --threads 1"  # with a KL every episode is trained on
 )
 
 

@@ -13,7 +13,7 @@ def test_smollm2s_greedy_replies_are_our_samplers():
     prompts = [encode(policy, ask(text)) for text in ASKED]
     seeds = [[(0, i)] for i in range(len(ASKED))]
     ours = TorchSampler(policy).sample(prompts, 1, 24, 0, seeds)
-    engine = VllmSampler(policy)
+    engine = VllmSampler(policy, cpu_cache=2**29)
     theirs = engine.sample(prompts, 1, 24, 0, seeds)
     engine.close()
     tokens = lambda groups: [sample.token_ids for [sample] in groups]
