@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 import metrics
+from bookkeeping import doctor, records, tables
 from bookkeeping import folder as run_folder
-from bookkeeping import records, tables
 from bookkeeping.folder import load_checkpoint
 from bookkeeping.guard import guarded, preflight
 from bookkeeping.refusals import check, tell_unread
@@ -163,13 +163,8 @@ def summarize(groups: list[list[Episode]]) -> dict:
 
     The reward's is over groups, with its interval. ValueError if all episodes failed.
     """
-    played = [[e for e in g if e.stop_reason != "error"] for g in groups]
-    played = [g for g in played if g]
+    played = without_failed(groups)
     episodes = [e for g in played for e in g]
-    if not episodes:
-        first = next(e.error for g in groups for e in g)
-        why = f"every episode of this update ended in an error ({first})"
-        raise ValueError(f"{why}; {MEND}")
     # Episodes of a group share a task and are not independent: the interval is over
     # group means.
     reward = metrics.mean([sum(e.reward for e in g) / len(g) for g in played])
@@ -195,13 +190,25 @@ def summarize(groups: list[list[Episode]]) -> dict:
     }
 
 
-FEW = 0.25  # with a signal in fewer groups a run on SmolLM2 stood still (docs/real.md)
+def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
+    """Groups without the episodes that failed. ValueError if all of them did."""
+    played = [[e for e in g if e.stop_reason != "error"] for g in groups]
+    played = [g for g in played if g]
+    if not played:
+        first = next(e.error for g in groups for e in g)
+        why = f"every episode of this update ended in an error ({first})"
+        raise ValueError(f"{why}; {MEND}")
+    return played
+
+
+# The share of groups with a signal below which GRPO hardly moves: a guess. Runs that
+# stood still had fewer, but one had more (docs/real.md).
+FEW = 0.25
 
 
 def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     """What GRPO could learn from a batch [G][k], in a few lines; the last concludes."""
-    played = [[e for e in g if e.stop_reason != "error"] for g in groups]
-    played = [g for g in played if g]
+    played = without_failed(groups)
     episodes = [e for g in played for e in g]
     right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
     signal = sum(len({e.reward for e in g}) > 1 for g in played)
@@ -209,15 +216,16 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     cut = np.mean([e.stop_reason == "truncated" for e in episodes])
     form = np.mean([e.components.get("format", 1) for e in episodes])
     different = [len({tuple(e.token_ids) for e in g}) for g in played]
-    said = [m["content"] for m in episodes[0].messages if m["role"] == "assistant"]
+    texts = (m["content"] for m in episodes[0].messages if m["role"] == "assistant")
+    reply = next(texts, "")[-200:]
     now = f"{signal} of {len(played)} groups have a signal"
     if signal >= FEW * len(played):
         so = f"{now}: GRPO has something to learn from"
     elif np.mean([e.reward for e in episodes]) > 0.9:
         so = f"{now}, and the tasks are solved: give it harder ones"
     else:
-        so = f"{now}: GRPO will hardly move; try easier tasks, more --sft-steps, "
-        so += "partial credit, or a larger --k"
+        cure = doctor.cure("few groups", doctor.OURS)
+        so = f"{now}: GRPO will hardly move; try {cure}"
     return [
         f"replies     {len(episodes)}, {form:.0%} in the right format",
         f"length      {np.mean(lengths):.0f} tokens, at most {max(lengths)}; "
@@ -226,7 +234,7 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
         f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",
         f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
         f"pass@{cfg.k:<7}{metrics.mean([float(any(g)) for g in right])}",
-        f"a reply     {said[-1][-200:]!r}, reward {episodes[0].reward:g}",
+        f"a reply     {reply!r}, reward {episodes[0].reward:g}",
         so,
     ]
 

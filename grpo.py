@@ -261,7 +261,7 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 
 
 @dataclass
-class Lesson:
+class WeightedEpisode:
     """An episode that is trained on, and what each of its n sampled tokens counts."""
 
     episode: Episode
@@ -269,7 +269,7 @@ class Lesson:
     weights: torch.Tensor  # [n]
 
 
-def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[Lesson]:
+def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpisode]:
     """What is trained on.
 
     An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a
@@ -290,11 +290,11 @@ def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[Lesson]:
         if everything or advantage.any():
             n = e.reply_tokens
             each = advantage.float().expand(n)
-            chosen.append(Lesson(e, each, weight.expand(n)))
+            chosen.append(WeightedEpisode(e, each, weight.expand(n)))
     return chosen
 
 
-def micro_batches(chosen: list[Lesson], policy: Policy, cfg) -> list[Batch]:
+def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
     by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
     mine = parallel.share(by_length)

@@ -30,13 +30,10 @@ from bookkeeping.presets import (
     LARGE_UPDATES,
     LONG_BATCHES,
     LONGEST,
-    MEDIUM,
-    MEDIUM_MODEL,
-    MEDIUM_SFT_RATE,
     PRESETS,
     RATES,
+    RUN_HERE,
     SFT_RATE,
-    SMALL,
     SMALL_ERROR_PENALTY,
     SMALL_MODEL,
 )
@@ -228,18 +225,15 @@ def by_env(env: str) -> dict:
 def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
     """Defaults that depend on the model's size; env as kind() has it.
 
-    Large: published recipes (RATES …). Small: what was stable on pico_base.
+    Large: published recipes (RATES …). Others: what was tried here (RUN_HERE).
     all_weights: no LoRA.
     """
     found = {"k": LARGE_K, "importance": "token"}
-    if n_parameters <= SMALL_MODEL:
-        lr, updates, max_tokens = SMALL[env]
-        found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
-        return found | {"sft_lr": 1e-4, "k": 8, "importance": "clip"}
-    if n_parameters <= MEDIUM_MODEL:
-        lr, updates, max_tokens = MEDIUM[env]
-        found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
-        return found | {"sft_lr": MEDIUM_SFT_RATE, "k": 8, "importance": "clip"}
+    for most, table, sft_lr in RUN_HERE:
+        if n_parameters <= most:
+            lr, updates, max_tokens = table[env]
+            found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
+            return found | {"sft_lr": sft_lr, "k": 8, "importance": "clip"}
     lr = next(rate for most, rate in RATES if n_parameters <= most)
     share = ALL_WEIGHTS if all_weights else 1
     found |= {"lr": share * lr, "sft_lr": share * SFT_RATE}

@@ -75,8 +75,6 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
         # (fast/ahead.py calls rollout.play; level: of a curriculum)
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
-        if state.update == 0:
-            print(prospects(groups, cfg)[-1])
         # 2 compare: how much better was each episode than the others of its group?
         advantages = compare_groups(groups, cfg)  # [num_tasks, k]
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
@@ -86,6 +84,8 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         # 4 look: log it; evaluate and save now and then
         state.update += 1
         run.log(groups, summarize(groups) | stats, rollouts)
+        if state.update == 1:
+            print(prospects(groups, cfg)[-1])  # could GRPO learn from the first batch?
         last = run.finished()
         if state.update % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
@@ -135,10 +135,10 @@ def prepare(cfg: Config, typed: set[str]):
 def probe(cfg: Config, typed: set[str]) -> None:
     """--probe: SFT, a first batch, and what GRPO could learn from it. Keeps nothing."""
     policy, rollouts = prepare(cfg, typed)
-    level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     with rollouts.paused(), policy.learning():
-        own_env = partial(guarded, make_env, cfg, level)
+        own_env = partial(guarded, make_env, cfg, cfg.difficulty)
         sft(policy, own_env, sft_seeds(cfg), cfg, stop_here=lambda: None)
+    level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     print(*prospects(rollouts.batch(0, level), cfg), sep="\n")
     rollouts.close()
 
@@ -169,9 +169,10 @@ def main() -> None:
             refusals.tell_unread(cfg, typed)
             refusals.check(cfg)
             preflight(cfg)
-        if cfg.probe:
-            return probe(cfg, typed)
-        train(cfg, typed)
+        if cfg.probe and not cfg.resume:  # a resume refuses it
+            probe(cfg, typed)
+        else:
+            train(cfg, typed)
         parallel.stop()
 
 

@@ -26,7 +26,6 @@ SMALL = {
 }
 # SmolLM2's size on a CPU. With "known" SFT taught it sums, and GRPO stood still (docs/real.md); the
 # other rows are guesses. Replies are short: it does not think at length, nor would anybody wait.
-MEDIUM_MODEL = 200e6
 MEDIUM = {
     "letters": (1e-4, 60, 160),
     "alphabet": (1e-4, 40, 192),
@@ -34,7 +33,10 @@ MEDIUM = {
     "yours": (1e-4, 80, 128),
     "known": (2e-4, 40, 64),
 }
-MEDIUM_SFT_RATE = 2e-4
+RUN_HERE = (  # (up to so many parameters, their settings, their rate of SFT)
+    (SMALL_MODEL, SMALL, 1e-4),
+    (200e6, MEDIUM, 2e-4),
+)
 # Large models: what published recipes for models of these sizes take. No card has run it here.
 # prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…; TRL: its page "LoRA
 # Without Regret" (huggingface.co/docs/trl/lora_without_regret); Tinker: tinker-cookbook.

@@ -203,12 +203,12 @@ class Run:
 
     def finished(self) -> bool:
         """Are the updates done? Both ends may wait for the training reward to settle."""
-        cfg, rewards = self.cfg, self.rewards()
-        planned = self.state.update >= cfg.updates
-        if self.state.update >= (cfg.max_updates if cfg.until_converged else cfg.updates):
+        cfg, done = self.cfg, self.state.update
+        if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
             return True
-        asked = cfg.until_converged if planned else cfg.stop_when_settled
-        return asked and bool(rewards) and metrics.present_trend(rewards).settled
+        waits = cfg.until_converged if done >= cfg.updates else cfg.stop_when_settled
+        rewards = self.rewards() if waits else []
+        return bool(rewards) and metrics.present_trend(rewards).settled
 
     def log_sft(self, found: dict) -> None:
         """What sft() returns: the loss of every step, and how many tokens were shown."""

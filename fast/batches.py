@@ -179,8 +179,8 @@ class UpdateLog:
     def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg, forward):
         """advantages [G][k]: a number, or a tensor with one per sampled token.
 
-        chosen: grpo.Lessons, what is trained on; cfg: a settings.Config; forward: grpo's forward
-        pass.
+        chosen: what is trained on, grpo.WeightedEpisodes; cfg: a settings.Config; forward: grpo's
+        forward pass.
         """
         self.policy, self.cfg, self.forward = policy, cfg, forward
         # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.

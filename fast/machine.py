@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from fast import parallel
+from fast.logprobs import token_logprobs
 from policy import BIG, EMBEDDED, PICO, PICO_SWARM, Policy, in_bfloat16, pick_device
 
 # -------------------------------------------------------------------------------------- the system
@@ -481,13 +482,11 @@ def within_reach(model: str) -> bool:
 
 # ------------------------------------------------------------------------- what fits a CPU's memory
 
-ENOUGH = 1.5  # GiB of activations at once: with more, SmolLM2's update took as long (results/speed)
+ENOUGH = 1.5  # GiB of activations at once: 1,000 tokens of SmolLM2. A guess, speed was not compared
 
 
 def kept_per_token(policy: Policy, tokens: int = 32) -> float:
     """GiB that autograd keeps of a token for the backward pass; measured on a text of so many."""
-    from fast.logprobs import token_logprobs
-
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
     kept = {}  # {where it lies: the storage}, so that none is counted twice
 
@@ -512,7 +511,7 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     if policy.device.type != "cpu" or cfg.micro_tokens:
         cfg.micro_tokens = cfg.micro_tokens or MOST_TOKENS
         return ""
-    free = free_memory()
+    free = free_memory() / parallel.world()
     width = lambda weights: sum(w.nbytes for w in weights) / 2**30
     # The sampler's copy; gradients and Adam's two moments; logits and what else comes and goes.
     room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
@@ -527,9 +526,9 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
         kept = one + shape.num_hidden_layers * shape.hidden_size * 4 / 2**30
     if kept * longest > room:
         raise ValueError(
-            f"an update with a conversation of {longest} tokens needs {kept * longest:.1f} GB more "
-            f"than {free - room:.1f} GB of copies, and {free:.1f} are free; lower --max-tokens "
-            f"(now {cfg.max_tokens}), or take a smaller model"
+            f"an update needs {free - room + kept * longest:.1f} GB for a conversation of "
+            f"{longest} tokens, and {free:.1f} are free; lower --max-tokens (now "
+            f"{cfg.max_tokens}), or take a smaller model"
         )
     cfg.micro_tokens = int(min(MOST_TOKENS, max(256, min(ENOUGH, room) / kept)))
     if cfg.micro_tokens == MOST_TOKENS:

@@ -8,6 +8,8 @@ Lengths    letters in levels of length, for a curriculum: tier 6, then up to the
 Exactly    the same in levels of one length each, for the curve of docs/letters.md
 Lawless    the swarm without tax, audit, decay or circuit breaker
 Strict     the swarm with each rule as tight as it ever is on hard scenarios
+
+And an expert for `make real`: in_two_steps.
 """
 
 import itertools
@@ -79,8 +81,7 @@ class Strict(Lawless):
 def in_two_steps(entry: dict) -> str:
     """An expert for reasoning_gym's chain_sum with two numbers: first the tens, then the ones.
 
-    >>> in_two_steps({"metadata": {"expression": "15 - 43"}, "answer": "-28"})
-    '<think>\\n15 - 40 = -25\\n-25 - 3 = -28\\n</think>\\n<answer>-28</answer>'
+    15 - 43 becomes "15 - 40 = -25", "-25 - 3 = -28".
     """
     first, sign, second = entry["metadata"]["expression"].split()
     a, b = int(first), int(second)

@@ -50,7 +50,7 @@ def without_stop(e):
 
 
 def batches_without_stop(right, chosen, *rest):
-    """chosen: grpo.Lessons."""
+    """chosen: grpo.WeightedEpisodes."""
     for one in chosen:
         one.episode = without_stop(one.episode)
         n = one.episode.reply_tokens

@@ -137,3 +137,13 @@ def test_by_chance_right_answers_earn_as_much_as_wrong_ones_and_exact_tells_them
     assert 0.4 < sum(m["reward"] for m in found) / 400 < 0.6
     assert {m["exact"] for m in found} == {float(right)}
     assert [m["reward"] for m in found[:200]] != [m["reward"] for m in found[200:]]
+
+
+@pytest.mark.parametrize("expression", ["57 + 62", "15 - 43", "40 - 17", "99 + 10", "12 - 12"])
+def test_the_expert_of_sums_goes_over_the_tens_and_each_of_its_steps_is_true(expression):
+    entry = {"metadata": {"expression": expression}, "answer": str(eval(expression))}
+    reply = environments.in_two_steps(entry)
+    first, second = [step.split(" = ") for step in reply.split("\n")[1:3]]
+    assert eval(first[0]) == int(first[1]) and eval(second[0]) == int(second[1])
+    assert first[0].startswith(expression[:-1]) and second[0].startswith(f"{first[1]} ")
+    assert second[1] == entry["answer"] and reply.endswith(f"<answer>{second[1]}</answer>")
