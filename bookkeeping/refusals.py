@@ -128,6 +128,11 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         "--until-converged watches the rewards of updates; use 1 or more",
     ),
     (
+        "updates",
+        lambda c, x: c.probe and x == 0,
+        "--probe draws the batch of the first update; use 1 or more",
+    ),
+    (
         "max_updates",
         lambda c, x: c.until_converged and c.max_updates < (c.updates or 0),
         "must be at least --updates {updates}",

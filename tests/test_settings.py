@@ -112,6 +112,7 @@ REFUSED = [  # (flags, what is said)
     ({"k": 0, "baseline": "batch"}, "--k 0: must be at least 1"),
     ({"k": 1, "num_tasks": 1, "baseline": "batch"}, "a batch of one episode has no baseline"),
     ({"until_converged": True, "updates": 0}, "--updates 0: --until-converged watches"),
+    ({"probe": True, "updates": 0}, "--updates 0: --probe draws the batch of the first"),
     ({"until_converged": True, "updates": 500}, "--max-updates 400: must be at least --updates"),
     ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
     ({"updates": 200_000}, "--updates 200000: must be at most 100000"),
