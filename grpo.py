@@ -46,7 +46,7 @@ import torch
 
 from fast import parallel
 from fast.batches import Batch, UpdateLog, collate, cut, importance_weights, k3
-from fast.logprobs import token_logprobs
+from fast.logprobs import shares_prompts, token_logprobs
 from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
@@ -299,8 +299,9 @@ def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Ba
     by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
     mine = parallel.share(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device
+    shared = not plainly(cfg) and shares_prompts(policy.lm)
     batches = []
-    for piece in cut([one.episode for one in mine], cfg.micro_tokens):
+    for piece in cut([one.episode for one in mine], cfg.micro_tokens, shared):
         some = [mine[i] for i in piece]
         batch = collate([one.episode for one in some], pad, device)
         batch.advantages = torch.cat([one.advantages for one in some]).to(device)  # [M]
@@ -309,9 +310,14 @@ def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Ba
     return batches
 
 
+def plainly(cfg) -> bool:
+    """Are the log-probs computed the plain way (policy.py)?"""
+    return cfg.plain or cfg.loss in NEEDS_LOGITS
+
+
 def forward(policy: Policy, batch: Batch, cfg) -> Output:
     """One forward pass: log-probs and entropy of the sampled tokens, now."""
-    if cfg.plain or cfg.loss in NEEDS_LOGITS:
+    if plainly(cfg):
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
         tokens = batch.ids[:, 1:][batch.mask]  # [M]
         logprobs, entropy = choices(logits, tokens)  # [M] each

@@ -119,17 +119,31 @@ def collate(episodes: list, pad: int, device) -> Batch:
     return Batch(episodes, *(tensor.to(device) for tensor in tensors))
 
 
-def cut(episodes: list, max_tokens: int) -> list[list[int]]:
+def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]]:
     """Indices of episodes, cut so that rows · longest <= max_tokens (one episode may be longer).
 
-    A group's members follow each other, because fast/logprobs.py runs a prompt that they share
-    once per piece. A group may still be cut in two.
+    shared: rows run a prompt that they share once (fast/logprobs.py), so it counts once, and of the
+    rows only what follows it. A group's members follow each other; it may still be cut in two.
     """
-    lengths, longest = [len(e.token_ids) for e in episodes], {}
+    starts = [e.sampled.index(True) if shared else 0 for e in episodes]
+    rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
+    numbers, longest = {}, {}  # of each prompt; of each group
+    prompts = [tuple(e.token_ids[:start]) for e, start in zip(episodes, starts)]
+    prompts = [numbers.setdefault(prompt, len(numbers)) for prompt in prompts]
     for e in episodes:
         longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
-    by_group = lambda n: (longest[episodes[n].group], episodes[n].group, lengths[n])
-    return pieces(sorted(range(len(episodes)), key=by_group), lengths, max_tokens)
+
+    def tokens(rows: list[int]) -> int:
+        once = sum({prompts[n]: starts[n] for n in rows}.values())
+        return once + len(rows) * max(rests[n] for n in rows)
+
+    by_group = lambda n: (longest[episodes[n].group], episodes[n].group, rests[n])
+    parts = []
+    for n in sorted(range(len(episodes)), key=by_group):
+        if not parts or tokens([*parts[-1], n]) > max_tokens:
+            parts.append([])
+        parts[-1].append(n)
+    return parts
 
 
 def pieces(rows: list[int], widths: list[int], most: int) -> list[list[int]]:

@@ -15,8 +15,9 @@ policy.plain_logprobs computes the same in ten lines. These tricks are exact but
 Run me: `python -m fast.logprobs` compares a group with the plain way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
+from itertools import groupby
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -44,8 +45,9 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
                                -> reply 2      the prompt is more than half of a row
                                -> …
 
-    Rows of similar length go together, which saves padding, and tokens after a row's last masked
-    one are not run.
+    Prompts of one length run together, and so do rows of similar length, which saves padding.
+    Tokens after a row's last masked one are not run. (SmolLM2, 6 groups of 16 replies of 10 tokens:
+    an update takes 7.0 s in place of 12.1, where each prompt runs alone, once for a few rows.)
     """
     from transformers import DynamicCache
 
@@ -61,17 +63,20 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     if saved < 0.1 * ids.numel() or not shares_prompts(lm):
         rows_of = {(): sorted(sum(rows_of.values(), []), key=lambda n: ends[n])}
     found, numbers = [], []
-    for prompt, rows in rows_of.items():
-        P = len(prompt)
-        read = trunk(input_ids=ids[rows[:1], :P], use_cache=True) if P else None
+    for prompts in together(rows_of, most):
+        P, firsts = len(prompts[0]), [rows_of[prompt][0] for prompt in prompts]
+        read = trunk(input_ids=ids[firsts, :P], use_cache=True) if P else None
+        prompt_of = {n: i for i, prompt in enumerate(prompts) for n in rows_of[prompt]}
+        rows = sorted(prompt_of, key=lambda n: ends[n])
         for piece in pieces(rows, [end - P for end in ends], most):
             last = ends[piece[-1]]  # the last row is the longest
             hidden, cache = [], None
-            wide = lambda x: x.expand(len(piece), *x.shape[1:])  # noqa: B023
+            own = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
             if P:
-                hidden.append(wide(read.last_hidden_state[:, -1:]))
+                each = lambda x: x.index_select(0, own)  # noqa: B023
+                hidden.append(each(read.last_hidden_state[:, -1:]))
                 layers = read.past_key_values.layers
-                cache = DynamicCache([(wide(layer.keys), wide(layer.values)) for layer in layers])
+                cache = DynamicCache([(each(layer.keys), each(layer.values)) for layer in layers])
             if last > P:
                 how = {"past_key_values": cache, "use_cache": P > 0}
                 hidden.append(trunk(input_ids=ids[piece, P:last], **how).last_hidden_state)
@@ -80,6 +85,14 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
             found.append(torch.cat(hidden, 1)[asked])
             numbers.append(number[piece, here][asked])
     return torch.cat(found)[torch.cat(numbers).argsort()]
+
+
+def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
+    """Prompts to run at once: of one length, so that none is padded, at most so many tokens."""
+    for length, same in groupby(sorted(prompts, key=len), key=len):
+        same = list(same)
+        for part in pieces(range(len(same)), [length] * len(same), most):
+            yield [same[i] for i in part]
 
 
 def shares_prompts(lm: torch.nn.Module) -> bool:

@@ -112,6 +112,25 @@ def test_micro_batches_hold_every_episode_once_within_the_budget(lengths, budget
         assert len(part) == 1 or len(part) * max(lengths[n] for n in part) <= budget
 
 
+prompts_and_replies = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 9))
+
+
+@given(st.lists(prompts_and_replies, max_size=30), st.integers(1, 60))
+def test_a_prompt_counts_once_in_a_micro_batch(rows, budget):
+    prompts = [(name,) * length for name, length, _ in rows]
+    replies = [reply for _, _, reply in rows]
+    episodes = [
+        Episode(0, 0, [*prompt, *[0] * reply], [False] * len(prompt) + [True] * reply, [])
+        for prompt, reply in zip(prompts, replies)
+    ]
+    parts = cut(episodes, budget, shared=True)
+    assert Counter(n for part in parts for n in part) == Counter(range(len(rows)))
+    for part in parts:
+        once = sum(map(len, {prompts[n] for n in part}))
+        size = once + len(part) * max(replies[n] for n in part)
+        assert len(part) == 1 or size <= budget
+
+
 # ------------------------------------------------------------------- a batch, and the formulas
 
 
