@@ -204,7 +204,8 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     return -(batch.weights * held * batch.advantages * out.logprobs).sum()
 
 
-# A loss of your own is a function like these and a line here; then --loss NAME.
+# A loss of your own is a function like these and a line here; then --loss NAME. Its
+# tokens all weigh the same, unless it stands in ALIKE, too.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -213,6 +214,8 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
+# Names of losses in which episodes weigh alike, so a token of a long one weighs less.
+ALIKE = {"grpo", "gspo"}
 # Names of losses that use out.logits, or the gradient of out.entropy. They train on
 # every episode, also where the advantage is 0. The logits are [M, V]: mind the memory.
 NEEDS_LOGITS: set[str] = set()
@@ -245,11 +248,10 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
     """What each token of an episode weighs, [N] float32.
 
     lengths [N]: sampled tokens per episode. max_tokens: dr_grpo's constant, the longest
-    reply of a turn: one number for a whole run. A loss of yours gives all tokens the
-    same weight.
+    reply of a turn: one number for a whole run.
     """
     n = max(1, len(lengths))
-    if loss in ("grpo", "gspo"):
+    if loss in ALIKE:
         return 1.0 / (n * lengths.clamp(min=1))
     if loss == "dr_grpo":
         return torch.full_like(lengths, 1.0 / (n * max_tokens), dtype=torch.float32)
@@ -330,7 +332,8 @@ def compare_with_old_policies(batch: Batch, out: Output, cfg) -> None:
 
     The *behaviour* policy drew the samples. The *proximal* policy is the denominator of
     the ratio: the behaviour policy with --importance clip, else the policy at the start
-    of the update (Hilton et al. 2022). fast/batches.py has the weights.
+    of the update (Hilton et al. 2022), so that this pass has a ratio of 1 everywhere.
+    fast/batches.py has the weights.
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now
@@ -342,9 +345,9 @@ def compare_with_old_policies(batch: Batch, out: Output, cfg) -> None:
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    As in Shao et al. 2024, eq. 4. The number is that KL, but its gradient is the other
-    one's, KL(reference || policy): the samples, too, depend on the policy, and no ratio
-    in front of the term says so. Near the reference both are the same.
+    As in Shao et al. 2024, eq. 4. Its value is that KL. Its gradient is that of
+    KL(reference || policy), because the samples depend on the policy, too, and this
+    term leaves that out. Near the reference both gradients are the same.
     """
     with torch.no_grad(), swapped(policy, reference):
         before = forward(policy, batch, cfg).logprobs  # [M]
@@ -392,9 +395,10 @@ if __name__ == "__main__":
             batch = Batch([], None, None, row, old, proximal=old)
             batch.advantages = torch.tensor([1.0, -1.0])[row]
             batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
-            out = Output(logprobs, entropy=None)
+            out = Output(logprobs, entropy=torch.zeros(4))
             loss = loss_of(batch, out, None)
             loss.backward()
-            ratio = " ".join(f"{x:.2f}" for x in out.ratio.tolist())
+            seen = torch.ones(4) if out.ratio is None else out.ratio
+            ratio = " ".join(f"{x:.2f}" for x in seen.tolist())
             gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())
             print(f"{name:10} {ratio:24} {loss.item():+.2f}  {gradient}")

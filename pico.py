@@ -2,7 +2,7 @@
 
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
-What you will see:
+What you will see, of 256 development tasks and with seed 0:
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells   0%
@@ -67,7 +67,7 @@ MAX_TOKENS = 320
 LR = 3e-4
 WARMUP = 5  # the rate rises over so many updates, …
 LR_END = 0.1  # … then falls to this share of LR
-CLIP = 0.2  # PPO's; it acts only from a batch's second step on
+CLIP = 0.2  # PPO's. With one step per batch, as here, it never acts
 MAX_NORM = 1.0  # a longer gradient is shortened to this
 
 # A task is drawn from a seed. The ranges never meet: nobody is examined on what it
@@ -324,9 +324,10 @@ class Episode:
 
 
 def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """A token per row, [B]: the one at which the probabilities add up to over `chance`.
+    """A token per row, [B], by the inverse of the cumulative distribution.
 
-    logprobs [B, V]; chance [B] in [0, 1).
+    The first token at which the probabilities so far exceed `chance`. logprobs [B, V];
+    chance [B], uniform in [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     target = chance[:, None] * cdf[:, -1:]  # rounding: the last sum may be 0.9999999
@@ -353,6 +354,7 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
     logp = logp.repeat_interleave(k, 0)  # [B, V]
     pad = pad.repeat_interleave(k)  # [B]
+    # Room for the reply behind each prompt's keys and values.
     cache = F.pad(cache.repeat_interleave(k, 2), (0, 0, 0, MAX_TOKENS))
 
     tokens, logprobs = [], []

@@ -98,7 +98,7 @@ def after_reply(
 
     A marker is rendered in the reply's place; what follows it is what we look for. The
     first part is [] if this template ends a turn without such a token. Some templates
-    write a tool's result only where tools are given; plain words tell them once.
+    write a tool's result only if they are given the tools again.
     """
     tools = tools if read_template(policy.tokenizer).tools else None
     marker = "@@reply@@"

@@ -335,7 +335,7 @@ def shuffled(n: int, key: str) -> list[int]:
 class Generator(Known):
     """The tasks of `--env reasoning_gym:NAME`. Raises whatever if there are none."""
 
-    def __init__(self, name: str, expert: str = "", **options: str):
+    def __init__(self, name: str, expert: str = "", pay: str = "part", **options: str):
         from reasoning_gym.factory import DATASETS, create_dataset
 
         if name not in DATASETS:
@@ -343,6 +343,8 @@ class Generator(Known):
                 f"reasoning-gym has no {name or 'nameless generator'}; "
                 "`python -m bridges.known reasoning_gym` lists all"
             )
+        if pay not in ("part", "full"):
+            raise ValueError(f"pay={pay}: choose part or full (only full marks are paid)")
         of_tasks, _ = DATASETS[name]
         values = {option: read_value(value) for option, value in options.items()}
         self.make = partial(create_dataset, name, size=1, **values)
@@ -350,7 +352,7 @@ class Generator(Known):
         self.files = [Path(sys.modules[of_tasks.__module__].__file__)]
         self.expert = load_function(expert, self.files) if expert else None
         self.about = f"{self.scorer.config}, of reasoning-gym, with its own scorer"
-        self.generator = name
+        self.generator, self.pay = name, pay
         self.name = ",".join([name, *(f"{option}={value}" for option, value in values.items())])
         self.draw = lru_cache(maxsize=64)(self.draw)  # the k episodes of a group ask for one task
 
@@ -377,7 +379,8 @@ class Generator(Known):
             return 0.0
         if self.generator in LISTS and not is_data(answer):
             return 0.0
-        return self.scorer.score_answer(answer, entry)
+        value = self.scorer.score_answer(answer, entry)
+        return float(value >= 1) if self.pay == "full" else value
 
     def expert_reply(self) -> str:
         if self.expert:

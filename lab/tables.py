@@ -250,10 +250,10 @@ TABLES |= {
         stages(
             "letters",
             base="the base, before anything",
-            begun="the base, each reply begun with the first two letters of a tally",
-            sft_derives="after SFT on 100 demonstrations of the method",
-            start="where GRPO begins: 50 steps of SFT on 100 demonstrations without the method",
+            start="after 50 steps of SFT on 100 demonstrations without the method",
             grpo="after 150 updates of GRPO from there",
+            sft_derives="in place of GRPO: SFT on 100 demonstrations of the method",
+            begun="in place of training: we write the first two letters of each tally",
         ),
         {
             "letters, tier 6": "{what}",

@@ -173,3 +173,12 @@ def test_a_loss_of_the_fork_page_trains(change, load, monkeypatch):
     frozen = torch.optim.SGD(policy.trainable().values(), lr=0.0)
     stats = grpo.update(policy, frozen, [group], grpo.compare_groups([group], cfg), cfg)
     assert stats["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("change", [c for c in CHANGES if " LOSSES = {" in c])
+def test_the_demo_shows_a_loss_of_the_fork_page_beside_the_others(change, capsys):
+    code = changed(change, (ROOT / "grpo.py").read_text(encoding="utf8"))
+    exec(code, {"__name__": "__main__"})
+    new = re.search(r'^\+    "(\w+)"', change, re.M)[1]
+    shown = re.findall(r"^(\w+) +[\d. ]+ [+-]", capsys.readouterr().out, re.M)
+    assert shown.count(new) == shown.count("grpo") == 2

@@ -80,6 +80,7 @@ def test_no_answer_hangs_or_ends_a_run(name, monkeypatch):
         ("leter_counting", "reasoning-gym has no leter_counting; `python -m bridges.known"),
         ("letter_counting,words=3", "unexpected keyword argument 'words'"),
         ("letter_counting,min_words=0", "min_words must be positive"),
+        ("chain_sum,pay=half", "pay=half: choose part or full"),
         ("composite", "at least one dataset"),
         ("", "reasoning-gym has no"),
     ],
@@ -88,6 +89,17 @@ def test_a_name_or_a_parameter_that_is_wrong_is_told_in_one_sentence(env, words)
     with pytest.raises(ValueError) as told:
         refusals.check(settings.Config(env=f"reasoning_gym:{env}"))
     assert words in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("pay, earned", [("part", 2 / 3), ("full", 0.0)])
+def test_a_part_is_paid_unless_full_marks_alone_are(pay, earned):
+    """chain_sum pays for a number that the right one is a part of."""
+    env = known.open_known(f"reasoning_gym:chain_sum,min_digits=2,max_digits=2,pay={pay}", True)
+    env.reset(next(seed for seed in range(99) if len(env.draw(seed)["answer"]) == 2))
+    for answer, value in {env.task["answer"]: 1.0, f"1{env.task['answer']}": earned}.items():
+        env.step(f"<answer>{answer}</answer>")
+        assert env.score()["reward"] == pytest.approx(value)
+        assert env.score()["exact"] == (value == 1)
 
 
 def test_the_same_seed_is_the_same_task_in_another_process():
