@@ -355,7 +355,7 @@ def collect(rows: list[Row]) -> Log:
         if mine in logged - {"loss", "grad_norm", "critic", "reward"}
     }
     notes += [
-        f"{name} is not a number in {n} rows, maybe because there was nothing to average"
+        f"{name} is not a number in {n} rows: if loss and norm are, it had nothing to average"
         for name, n in gaps.items()
         if n
     ]
