@@ -546,11 +546,16 @@ def not_a_number(lines: Lines) -> Found | None:
 
 
 def no_numbers(lines: Lines) -> tuple[str, list[int]]:
-    """(the first column of three that should be numbers and are not, at which steps); or none."""
+    """(the first column that should be a number and is not, at which steps); or none.
+
+    The KL is none now and then, where a batch had nothing to average; at the end it must be one.
+    """
     learns = any(abs(rise(every(lines, name))[3]) > SURE for name in ("reward", "loss"))
-    for name in ("loss", "grad_norm", "reward"):
+    for name in ("loss", "grad_norm", "critic", "reward", "kl_ref"):
         bad = [line["update"] for line in lines if not math.isfinite(line.get(name, 0.0))]
-        if bad and (len(every(lines, name)) or not learns):
+        ever, end = every(lines, name), [line for line in lines if name in line][-3:]
+        passes = name == "kl_ref" and (len(every(end, name)) or not len(ever))
+        if bad and not passes and (len(ever) or not learns):
             return name, bad
     return "", []
 

@@ -67,13 +67,14 @@ NAMES = {
         "actor/entropy|actor/entropy_loss": "entropy",
         "actor/pg_loss": "loss",
         "actor/grad_norm": "grad_norm",
+        "critic/grad_norm|critic/vf_loss": "critic",  # with PPO
         "actor/lr": "lr",
         "actor/kl_loss|actor/reward_kl_penalty": "kl_ref",
         "actor/pg_clipfrac": "clipped",
         "training/rollout_probs_diff_mean": "mismatch_probability",
         "rollout_corr/k3_kl": "mismatch_kl",
         "rollout_corr/rollout_is_mean": "kept_ratio",
-        r"val-core/.+/(?:acc|reward)/mean@\d+": "eval_reward",
+        r"val-core/.+/(?:acc|reward)/mean@\d+|val/test_score/.+": "eval_reward",
     },
     PRIME: {  # its files, then its console
         r"train/agg/effective/[^/]+/reward/mean": "reward",
@@ -348,6 +349,16 @@ def collect(rows: list[Row]) -> Log:
     if any("rounded" in row for row in rows):
         notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")
     logged = {name for line in lines for name, value in line.items() if math.isfinite(value)}
+    gaps = {  # of loss, norm and reward they are a finding of the doctor's
+        name: sum(not math.isfinite(line.get(mine, 0.0)) for line in lines)
+        for mine, name in theirs.items()
+        if mine in logged - {"loss", "grad_norm", "critic", "reward"}
+    }
+    notes += [
+        f"{name} is not a number in {n} rows: if loss and norm are, it had nothing to average"
+        for name, n in gaps.items()
+        if n
+    ]
     theirs = {mine: name for mine, name in theirs.items() if mine in logged - {"planned"}}
     return Log(framework, lines, theirs, notes)
 

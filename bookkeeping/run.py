@@ -403,6 +403,8 @@ def open_wandb(cfg, folder: Path):
         kept = folder / "wandb_id"
         if not kept.exists():
             records.write_whole(kept, setting("WANDB_RUN_ID") or secrets.token_hex(4))
+        # seconds, in place of 15: an offline run that is killed keeps what led to its checkpoint
+        os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
         mode = "online" if wandb.login(prompt=False) else "offline"
         mode = setting("WANDB_MODE") or mode
         # what is to be uploaded stays in the run folder, and not in the user's home

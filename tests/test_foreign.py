@@ -238,6 +238,15 @@ CASES = {
     "f09-prime-rl-environments.log": ([], "Max Off-Policy"),
     "f10-prime-rl-debug.log": ([], "Mismatch KL"),
     "f11-prime-rl-reward-0.log": (["no signal"], "0.00 in all of 40 rows"),
+    "g01-swift-4465.jsonl": ([], "kl is not a number in 9 rows"),
+    "g02-verl-498.log": (["not a number"], "critic is not a finite number in 40 rows"),
+    "g03-ttrl-33.log": (["not a number"], "grad_norm is not a finite number in 40 rows"),
+    "g04-swift-4653.jsonl": ([], "rewards/CodeORM/mean is not a number in 28 rows"),
+    "g05-wandb-6474.csv": (["collapse"], "looked at: train/frac_reward_zero_std"),
+    "g06-rllm-116.log": (["noise"], "an entropy bonus"),
+    "g07-swift-8343.jsonl": (["not a number"], "kl_ref is not a finite number in 20 rows"),
+    "g08-mm-eureka-14.log": (["not a number"], "one reply per group"),
+    "g09-verl-926.log": (["only in training"], "val/test_score/openai/gsm8k"),
 }
 
 
