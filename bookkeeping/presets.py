@@ -24,14 +24,14 @@ SMALL = {
     "yours": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
-# SmolLM2's size on a CPU. With "known" SFT taught it sums, and GRPO stood still (docs/real.md); the
-# other rows are guesses. Replies are short: it does not think at length, nor would anybody wait.
+# SmolLM2's size on a CPU. "known" is what taught it sums (docs/real.md); the other rows are guesses.
+# Replies are short: it does not think at length, nor would anybody wait.
 MEDIUM = {
     "letters": (1e-4, 60, 160),
     "alphabet": (1e-4, 40, 192),
     "swarm": (1e-4, 20, 128),
     "yours": (1e-4, 80, 128),
-    "known": (2e-4, 40, 64),
+    "known": (1e-4, 80, 64),
 }
 RUN_HERE = (  # (up to so many parameters, their settings, their rate of SFT)
     (SMALL_MODEL, SMALL, 1e-4),

@@ -9,7 +9,7 @@ Exactly    the same in levels of one length each, for the curve of docs/letters.
 Lawless    the swarm without tax, audit, decay or circuit breaker
 Strict     the swarm with each rule as tight as it ever is on hard scenarios
 
-And an expert for `make real`: in_two_steps.
+And an expert for sums that shows the way: in_two_steps (docs/real.md).
 """
 
 import itertools

@@ -152,6 +152,7 @@ class Table:
         mean_of = lambda setting: kept["swept"][setting]["development"]
         best = max(kept["swept"], key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
+        kept["planned"] = min(self.seeds, arm["seeds"])
         for seed in range(len(kept["seeds"]), min(seeds, self.seeds, arm["seeds"])):
             kept["seeds"].append({"seed": seed} | self.play(name, best, seed))
             self.keep(name, kept)
