@@ -39,10 +39,10 @@ import string
 from dataclasses import dataclass
 from functools import lru_cache
 
-# P(several): the chance that more than one letter is asked for. If so, between fewest
-# and most are, but at least 2 and at most the alphabet's 26.
 TIERS = {
-    # tier: (source, shortest string, longest string, P(several), fewest, most)
+    # tier: (source, shortest string, longest string, p_several, fewest, most)
+    # p_several is the chance that several letters are asked for, and not just one.
+    # Their number is then drawn between fewest and most (and kept between 2 and 26).
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -96,18 +96,19 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
     else:
         length = rng.randint(shortest, longest)
         text = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
-    several = rng.random() < p_several
-    n_letters = min(max(2, rng.randint(fewest, most)), 26) if several else 1
+    n_letters = 1
+    if rng.random() < p_several:
+        n_letters = max(2, min(rng.randint(fewest, most), 26))
     p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
     present, absent = sorted(set(text)), sorted(set(string.ascii_lowercase) - set(text))
     rng.shuffle(present)
     rng.shuffle(absent)
     letters = []
     for _ in range(n_letters):
-        wanted, other = present, absent
-        if rng.random() >= p_present:
-            wanted, other = absent, present
-        pool = wanted or other  # if one is empty, draw from the other
+        if rng.random() < p_present:
+            pool = present or absent  # if one is empty, draw from the other
+        else:
+            pool = absent or present
         letters.append(pool.pop())
     return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
 
@@ -147,32 +148,39 @@ def write_reply(task: Task, style: str) -> str:
 
 
 def split_thinking(reply: str) -> tuple[str, str]:
-    """(thinking, what follows the last </think>): nothing, if thinking never ends."""
-    before, _, after = reply.rpartition("</think>")
-    if "<think>" in after:
-        before, after = reply, ""
-    return before.replace("<think>", "", 1), after
+    """(the thinking, the rest). The rest is what follows the last </think>.
+
+    A reply that begins to think and never ends it is all thinking: its rest is "".
+    """
+    thinking, _, rest = reply.rpartition("</think>")
+    if "<think>" in rest:
+        thinking, rest = reply, ""
+    return thinking.replace("<think>", "", 1), rest
 
 
 def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     """The one well-formed answer after the thinking, or None. Never raises."""
     rest = split_thinking(reply)[1]
+    # 1. There is one <answer>, and behind it one </answer>.
     if rest.count("<answer>") != 1 or rest.count("</answer>") != 1:
         return None
     body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
     body = body.strip()
-    # the longest honest answer (26 letters) has under 300 characters
+    # The longest honest answer (26 letters) has under 300 characters.
     if not closed or len(body) > 1000:
         return None
+    # 2. For a single letter, an integer stands between them.
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
-    try:  # pairs, not a dict: a letter answered twice is not well-formed
+    # 3. For several, a JSON object. It is read as a list of pairs, because a dict would
+    # hide that a letter was answered twice.
+    try:
         pairs = json.loads(body, object_pairs_hook=list)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return None
     if not body.startswith("{") or len({key for key, _ in pairs}) != len(pairs):
         return None
-    # type, not isinstance: True is an int
+    # 4. Each count is an integer. Not isinstance(): to Python, True is one, too.
     if not all(type(value) is int for _, value in pairs):
         return None
     return dict(pairs)
@@ -185,11 +193,13 @@ def score_reply(
 
     If you change one thing here, change this function: it decides what is learnt.
 
-    partial: 0 without exactly one well-formed answer; 0.1 for a wrong single count or a
-             wrong set of letters; else 0.1 + 0.9 · (share of the letters that are
-             exactly right).
-    binary:  1 if everything is right, else 0. Sparse: half right pays nothing.
-    `exact` is 1 only if every count is right, whatever the reward.
+        the answer                             partial              binary
+        is not one well-formed answer          0                    0
+        is about other letters                 0.1                  0
+        has n of N counts right (N may be 1)   0.1 + 0.9 · n / N    0
+        has all counts right                   1                    1
+
+    `exact` is 1 only if every count is right, whichever reward is paid.
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
@@ -232,11 +242,16 @@ def habit_of(reply: str) -> str:
 
 
 def check_choice(flag: str, value, choices, environment: str) -> None:
-    """Refuse a value that the environment does not know, in one sentence."""
+    """Refuse a value that the environment does not know, in one sentence.
+
+    flag: what is typed before the value, as "--difficulty" or "--set version=".
+    """
     if value not in choices:
         known = ", ".join(map(str, choices))
-        typed = f"{flag}{value}" if flag.endswith("=") else f"{flag} {value}"
-        raise ValueError(f"{typed}: {environment} knows {known}; choose one of them")
+        gap = "" if flag.endswith("=") else " "  # --set version=2, but --difficulty 6
+        raise ValueError(
+            f"{flag}{gap}{value}: {environment} knows {known}; choose one of them"
+        )
 
 
 @dataclass
@@ -247,8 +262,9 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    tools = None  # no tool calls here
-    max_turns = 1
+    # Without a type, these are no settings but the same for every episode.
+    tools = None  # there are none to call
+    max_turns = 1  # one reply, and the episode is over
 
     def __post_init__(self):
         check_choice("--difficulty", self.difficulty, TIERS, "letters")

@@ -16,25 +16,29 @@ policy either. There is one optimizer step per batch by default, so the importan
 clipping never acts. That is why the printed loss is near 0 and the ratio 1.000 in a
 healthy run: the *value* of mean(ratio · advantage) is about the mean advantage, which
 is 0 by construction; its *gradient* is not. Watch the reward and grad_norm instead.
-(This holds for grpo and gspo, where all answers weigh the same. dapo and dr_grpo weigh
-by length, reinforce and cispo multiply log-probs: their loss can have any value.)
 
-The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops
-the std. Of N episodes:
+A loss is a sum over all sampled tokens, of - weight · ratio · advantage. The losses
+differ in three things:
 
-    name        ratio        clip               a token weighs      source
-    reinforce   none         none               1 / all tokens      Williams 1992
-    grpo        token        [1-ε, 1+ε]         1 / (N · own len)   Shao 2024, eq. 3
-    dr_grpo     token        [1-ε, 1+ε]         1 / (N · max len)   Liu 2025, §3.2
-    dapo        token        [1-ε, 1+ε_high]    1 / all tokens      Yu 2025, eq. 8
-    gspo        sequence     [1-ε, 1+ε_high]    1 / (N · own len)   Zheng 2025, eq. 5
-    cispo       token, held  ratio <= 1+ε_high  1 / all tokens      MiniMax 2025, eq. 4
+    ratio    of each token; or one for the whole episode; or none. If it is constant, it
+             scales the gradient but gets none itself.
+    clip     the range in which the ratio is kept: ε below 1, ε or ε_high above
+    weight   what a token weighs. There are N episodes in the batch; this one has L
+             sampled tokens, all together have T, and max is --max-tokens.
 
-The ratio is one token's or, in gspo, one for the whole episode ("sequence"); "held"
-means that it counts as a constant and gets no gradient. reinforce has none: what it
-logs as its ratio is only looked at. Weights are worked out once over the whole batch,
-so cutting it into micro-batches cannot change the gradient. Samples of an older policy,
-or of another engine, get one more weight: fast/batches.py (--importance).
+    name        ratio            clip               weight         source
+    reinforce   none             none               1 / T          Williams 1992
+    grpo        token            [1-ε, 1+ε]         1 / (N · L)    Shao 2024, eq. 3
+    dr_grpo     token            [1-ε, 1+ε]         1 / (N · max)  Liu 2025, §3.2
+    dapo        token            [1-ε, 1+ε_high]    1 / T          Yu 2025, eq. 8
+    gspo        episode          [1-ε, 1+ε_high]    1 / (N · L)    Zheng 2025, eq. 5
+    cispo       token, constant  ratio <= 1+ε_high  1 / T          MiniMax 2025, eq. 4
+
+reinforce has the log-prob in place of the ratio (it only logs one), cispo in addition
+to it; dr_grpo also leaves the advantages undivided by the std. Weights are worked out
+once over the whole batch, so cutting it into micro-batches cannot change the gradient.
+Samples of an older policy, or of another engine, get one more weight: fast/batches.py
+(--importance).
 
 Run me: `python grpo.py` works the example through, number by number.
 """
@@ -75,16 +79,21 @@ def update(
 ) -> dict[str, float]:
     """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
 
-    advantages [G][k]: a number per episode (compare_groups), or a tensor [n] with one
-    per sampled token. cfg: a settings.Config. reference: {name: weight} of the policy
-    that --kl compares with. Returns what to log, the columns of fast/batches.py. Raises
-    FloatingPointError if loss or gradient is not finite, before the step.
+    advantages  [G][k], of each episode: a number, as compare_groups gives them; or a
+                tensor [n], if each of its sampled tokens is to have its own
+    cfg         a settings.Config
+    reference   {name: weight} of the policy that --kl compares with
+
+    Returns what to log, the columns of fast/batches.py. Raises FloatingPointError if
+    loss or gradient is not finite, before the step.
     """
     chosen = with_signal(groups, advantages, cfg)
+    # The log may run forward a second time, to see how far two equal passes differ.
     log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     batches = micro_batches(chosen, policy, cfg)
+    epochs = cfg.epochs if chosen else 0  # nothing to learn from: no step
     grad_norm = 0.0
-    for epoch in range(cfg.epochs if chosen else 0):
+    for epoch in range(epochs):
         optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs [M] and entropy [M], now
@@ -108,14 +117,15 @@ def update(
 def compare_groups(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """Advantages of a batch [G, k]: how much better each episode was than its group.
 
-    This is where to drop the deviation (--no-normalize), or to try a baseline of your
-    own. Episodes in error get 0, and do not count in the means.
+    This is where to try a baseline of your own. Episodes in error get 0, and do not
+    count in the means.
     """
-    nan = float("nan")
+    nan = float("nan")  # stands for the reward of an episode in error
     rewards = [[e.reward if trainable(e) else nan for e in group] for group in groups]
-    # Liu 2025: to divide by the deviation favours tasks that are easy or hard.
-    normalize = cfg.normalize and cfg.loss != "dr_grpo"
     rewards = torch.tensor(rewards, dtype=torch.float64)
+    # Dividing by the std favours tasks that are easy or hard (Liu 2025). So dr_grpo,
+    # that paper's loss, never does it; for other losses --no-normalize turns it off.
+    normalize = cfg.normalize and cfg.loss != "dr_grpo"
     return group_advantages(rewards, cfg.baseline, normalize)
 
 
@@ -127,23 +137,28 @@ def trainable(episode: Episode) -> bool:
 def group_advantages(
     rewards: torch.Tensor, baseline: str = "group", normalize: bool = True
 ) -> torch.Tensor:
-    """rewards [G, k] (NaN: episode in error) -> advantages [G, k]; NaN gives 0.
+    """rewards [G, k] -> advantages [G, k]: each reward minus a mean, divided by a std.
 
-    baseline "group": minus the group's mean (Shao et al. 2024, §4.1.2); "batch": minus
-    the mean of all; "none". normalize: divided by the standard deviation over the same
-    set (group or batch; not with "none").
+    NaN is an episode in error: it gets 0, and counts in no mean.
+    baseline   "group": mean and std are those of the episode's group (Shao et al. 2024,
+               §4.1.2); "batch": those of all episodes; "none": nothing is subtracted or
+               divided
+    normalize  False: only subtract the mean
     """
     rewards = rewards.double()
-    valid = ~rewards.isnan()
+    valid = ~rewards.isnan()  # [G, k]
+    # A mean is taken over each row, or over everything: n, mean and spread are [G, 1]
+    # or [1, 1].
     dim = 1 if baseline == "group" else (0, 1)
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     if baseline == "none":
         mean = torch.zeros_like(mean)
     centered = torch.where(valid, rewards - mean, 0.0)  # [G, k]
-    # 0.1 - mean([0.1] * 3) is not 0 in floating point.
-    nothing = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
-    centered = torch.where(nothing, 0.0, centered)
+    # If all rewards of a group are equal, this must be exactly 0. But in floating point
+    # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as none.
+    rounding = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
+    centered = torch.where(rounding, 0.0, centered)
     if normalize and baseline != "none":  # without a baseline there is no spread
         spread = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (spread.sqrt() + 1e-6)
@@ -199,13 +214,12 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     """
     eps, eps_high = CLIP["cispo"]
     out.ratio = token_ratio(batch, out).detach()
-    held = out.ratio.clamp(1 - eps, 1 + eps_high)  # [M]
-    out.clipped = held != out.ratio
-    return -(batch.weights * held * batch.advantages * out.logprobs).sum()
+    constant = out.ratio.clamp(1 - eps, 1 + eps_high)  # [M]
+    out.clipped = constant != out.ratio
+    return -(batch.weights * constant * batch.advantages * out.logprobs).sum()
 
 
-# A loss of your own is a function like these and a line here; then --loss NAME. Its
-# tokens all weigh the same, unless it stands in ALIKE, too.
+# A loss of your own is a function like these and a line here; then --loss NAME.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -214,15 +228,22 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# Names of losses in which episodes weigh alike, so a token of a long one weighs less.
+# Losses in which all episodes weigh the same, so a token of a long one weighs less.
+# (In a loss that is not named here all tokens do.) Only their value is near 0 in every
+# healthy run: dapo and dr_grpo weigh by length, reinforce and cispo multiply log-probs,
+# and what comes out can be any number.
 ALIKE = {"grpo", "gspo"}
-# Names of losses that use out.logits, or the gradient of out.entropy. They train on
-# every episode, also where the advantage is 0. The logits are [M, V]: mind the memory.
+# Losses that use out.logits, or the gradient of out.entropy. They train on every
+# episode, also where the advantage is 0. The logits are [M, V]: mind the memory.
 NEEDS_LOGITS: set[str] = set()
 
 
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
-    """How likely each token is now, over how likely it was: [M]."""
+    """How likely each token is now, over how likely it was: [M].
+
+    "Was" is batch.proximal: by default the policy at the start of this update, set in
+    its first pass (compare_with_old_policies).
+    """
     return (out.logprobs - batch.proximal).exp()
 
 
@@ -247,14 +268,15 @@ def clipped_loss(
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
     """What each token of an episode weighs, [N] float32.
 
-    lengths [N]: sampled tokens per episode. max_tokens: dr_grpo's constant, the longest
-    reply of a turn: one number for a whole run.
+    lengths [N]: sampled tokens per episode. max_tokens: of a reply. It does not depend
+    on the batch, and that is why dr_grpo divides by it.
     """
     n = max(1, len(lengths))
     if loss in ALIKE:
         return 1.0 / (n * lengths.clamp(min=1))
     if loss == "dr_grpo":
         return torch.full_like(lengths, 1.0 / (n * max_tokens), dtype=torch.float32)
+    # The others, and a loss of your own: all tokens of the batch weigh the same.
     all_tokens = max(1, int(lengths.sum()))
     return torch.full_like(lengths, 1.0 / all_tokens, dtype=torch.float32)
 
@@ -272,54 +294,51 @@ class WeightedEpisode:
 
 
 def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpisode]:
-    """What is trained on.
-
-    An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a
-    KL or an entropy gives them one. They stay in the denominators, so leaving them out
-    changes nothing.
-    """
-    everything = cfg.kl > 0 or cfg.loss in NEEDS_LOGITS
+    """The episodes that are trained on, each with its advantages and weights."""
     pairs = [
-        (e, torch.as_tensor(advantage))
+        (e, torch.as_tensor(advantage).float())
         for group, row in zip(groups, advantages)
         for e, advantage in zip(group, row)
         if trainable(e)
     ]
     lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
     weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
-    chosen = []
+    weighted = []
     for (e, advantage), weight in zip(pairs, weights):
-        if everything or advantage.any():
-            n = e.reply_tokens
-            each = advantage.float().expand(n)
-            chosen.append(WeightedEpisode(e, each, weight.expand(n)))
-    return chosen
+        n = e.reply_tokens
+        weighted.append(WeightedEpisode(e, advantage.expand(n), weight.expand(n)))
+    if cfg.kl > 0 or cfg.loss in NEEDS_LOGITS:
+        return weighted
+    # An advantage of 0 is a gradient of 0: without a KL or an entropy such an episode
+    # needs no forward pass. The weights have counted it, so this changes no gradient.
+    return [one for one in weighted if one.advantages.any()]
 
 
 def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
     by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
-    mine = parallel.share(by_length)
+    own = parallel.share(by_length)  # this process's episodes
     pad, device = policy.tokenizer.pad_token_id, policy.device
-    shared = not plainly(cfg) and shares_prompts(policy.lm)
+    # fast/logprobs.py can run a prompt once for all replies to it.
+    shared = not is_plain(cfg) and shares_prompts(policy.lm)
     batches = []
-    for piece in cut([one.episode for one in mine], cfg.micro_tokens, shared):
-        some = [mine[i] for i in piece]
-        batch = collate([one.episode for one in some], pad, device)
-        batch.advantages = torch.cat([one.advantages for one in some]).to(device)  # [M]
-        batch.weights = torch.cat([one.weights for one in some]).to(device)  # [M]
+    for indices in cut([one.episode for one in own], cfg.micro_tokens, shared):
+        part = [own[i] for i in indices]
+        batch = collate([one.episode for one in part], pad, device)
+        batch.advantages = torch.cat([one.advantages for one in part]).to(device)  # [M]
+        batch.weights = torch.cat([one.weights for one in part]).to(device)  # [M]
         batches.append(batch)
     return batches
 
 
-def plainly(cfg) -> bool:
+def is_plain(cfg) -> bool:
     """Are the log-probs computed the plain way (policy.py)?"""
     return cfg.plain or cfg.loss in NEEDS_LOGITS
 
 
 def forward(policy: Policy, batch: Batch, cfg) -> Output:
     """One forward pass: log-probs and entropy of the sampled tokens, now."""
-    if plainly(cfg):
+    if is_plain(cfg):
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
         tokens = batch.ids[:, 1:][batch.mask]  # [M]
         logprobs, entropy = choices(logits, tokens)  # [M] each

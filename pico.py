@@ -67,7 +67,7 @@ MAX_TOKENS = 320
 LR = 3e-4
 WARMUP = 5  # the rate rises over so many updates, …
 LR_END = 0.1  # … then falls to this share of LR
-CLIP = 0.2  # PPO's. With one step per batch, as here, it never acts
+CLIP = 0.2  # PPO's; grpo_loss says why it never acts here
 MAX_NORM = 1.0  # a longer gradient is shortened to this
 
 # A task is drawn from a seed. The ranges never meet: nobody is examined on what it
@@ -76,11 +76,14 @@ SFT_SEEDS = range(10**9, 10**9 + 100)
 DEV = range(2 * 10**9, 2 * 10**9 + 256)
 
 if not (MODEL / "model.safetensors").exists():
-    clone = "run it inside a clone of the repository"
-    sys.exit(f"pico.py: there is no model in {MODEL}; {clone}")
+    sys.exit(
+        f"pico.py: there is no model in {MODEL}; "
+        "run it inside a clone of the repository"
+    )
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
-    old = f"torch {torch.__version__} is too old"
-    sys.exit(f"pico.py: {old}; pip install --upgrade torch")
+    sys.exit(
+        f"pico.py: torch {torch.__version__} is too old; pip install --upgrade torch"
+    )
 
 
 # --------------------------------------------------------- task (book: env_letters.py)
@@ -91,15 +94,15 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
     rng.random()  # the book's easier tiers decide here to ask for one letter or several
     n_letters = rng.randint(8, 12)
-    bias = rng.uniform(0.3, 0.9)  # towards letters that do occur
+    p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
     present = sorted(set(text))
     absent = sorted(set(ascii_lowercase) - set(text))
     rng.shuffle(present)
     rng.shuffle(absent)
     letters = []
     for _ in range(n_letters):
-        if rng.random() < bias:
-            pool = present or absent
+        if rng.random() < p_present:
+            pool = present or absent  # if one is empty, draw from the other
         else:
             pool = absent or present
         letters.append(pool.pop())
@@ -123,15 +126,16 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
 
     If you change one thing in this file, change this function.
     """
-    said = reply.rpartition("</think>")[2]  # what follows the thinking
-    found = re.findall("<answer>(.*?)</answer>", said, re.DOTALL)
-    tags = re.findall("</?answer>", said)
-    if len(found) != 1 or len(tags) != 2 or "<think>" in said:
+    rest = reply.rpartition("</think>")[2]  # what follows the thinking
+    answers = re.findall("<answer>(.*?)</answer>", rest, re.DOTALL)
+    tags = re.findall("</?answer>", rest)
+    if len(answers) != 1 or len(tags) != 2 or "<think>" in rest:
         return 0.0
     try:
-        # As pairs, because a dict would hide that a letter was answered twice.
-        pairs = json.loads(found[0].strip(), object_pairs_hook=tuple)
-    except (ValueError, RecursionError):
+        # An object {"a": 3} becomes a tuple of pairs, (("a", 3),): a dict would hide
+        # that a letter was answered twice. Nothing else in JSON becomes a tuple.
+        pairs = json.loads(answers[0].strip(), object_pairs_hook=tuple)
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
     if type(pairs) is not tuple or len(pairs) != len(counts):
         return 0.0
@@ -160,7 +164,9 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
         if re.fullmatch("<0x..>", piece):  # <0x41> stands for the byte 0x41, an A
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    for token in file["added_tokens"]:  # such as <think>: never cut in two
+    # Whole tokens, such as <think>. The scores above are negative, so with this one no
+    # way of cutting them in two can be better.
+    for token in file["added_tokens"]:
         scored[token["content"]] = (10**6, token["id"])
     return texts, scored
 
@@ -169,22 +175,26 @@ TEXTS, SCORED = read_tokenizer()
 STOP = SCORED["<|im_end|>"][1]  # ends each turn; the policy has to learn to say it, too
 # After this the policy speaks.
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-LONGEST_PIECE = 31
+LONGEST_PIECE = max(len(piece) for piece in SCORED)  # in letters
 
 
 def encode(text: str) -> list[int]:
-    """Token ids: of all ways to cut the text into pieces, the one of highest score."""
+    """Token ids: of all ways to cut the text into pieces, the one of highest score.
+
+    The score of a way is the sum over its pieces. The best way to cut the first n
+    letters ends in some piece; before it stands the best way to cut what is left.
+    """
     # best[n]: (score, minus where its last piece begins, ids) of the first n letters.
     best = [(0.0, 0, [])]
     for end in range(1, len(text) + 1):
-        ways = []
+        ways = []  # to cut the first `end` letters, one per last piece
         for begin in range(max(0, end - LONGEST_PIECE), end):
             piece = text[begin:end]
             if piece in SCORED:
                 score, token_id = SCORED[piece]
                 total, _, ids = best[begin]
                 ways.append((total + score, -begin, ids + [token_id]))
-        best.append(max(ways))
+        best.append(max(ways))  # the highest score; if two are equal, the longer piece
     return best[-1][2]
 
 
@@ -255,13 +265,16 @@ def forward(
 ) -> torch.Tensor:
     """Log-probs of every next token, [M, V], at M places.
 
-    ids [B, T]; the first pad[b] tokens of row b do not count. wanted: the places, as an
-    index or a mask over [B, T]; by default the end of each row, so that M = B. cache
-    [LAYERS, 2, B, KV_HEADS, places, HEAD_DIM]: keys and values of the `start` tokens
-    before these; those of these tokens are written behind them.
+    ids     [B, T]
+    pad     [B]; the first pad[b] tokens of row b only fill it up, and do not count
+    wanted  the M places, as an index or a mask over [B, T]; by default the end of each
+            row, so that M = B
+    start   how many tokens of each row were read before these, by earlier calls
+    cache   [LAYERS, 2, B, KV_HEADS, places, HEAD_DIM]: the keys and values of those
+            earlier tokens; the ones of these tokens are written behind them
     """
     B, T = ids.shape
-    n_rep = HEADS // KV_HEADS  # heads of queries per head of keys
+    n_rep = HEADS // KV_HEADS  # heads of queries that share one head of keys
 
     def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
@@ -278,6 +291,7 @@ def forward(
     positions = keys[start:, None]  # [T, 1]
     first = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first)  # [B, T, start + T]
+    # Once for each of the n_rep heads that share keys: below they follow each other.
     mask = mask.repeat(1, n_rep, 1)[:, None]  # [B, 1, n_rep · T, start + T]
 
     exponents = torch.arange(0, HEAD_DIM, 2, device=DEVICE) / HEAD_DIM
@@ -298,7 +312,8 @@ def forward(
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
             k, v = cache[layer, :, :, :, : start + T]
-        # Heads of queries that share keys (GQA): one head with n_rep times the queries.
+        # Grouped-query attention: n_rep heads of queries share one head of keys. Laid
+        # end to end they are one head with n_rep · T queries, and no key is copied.
         q = q.reshape(B, KV_HEADS, n_rep * T, HEAD_DIM)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         y = y.reshape(B, HEADS, T, HEAD_DIM).transpose(1, 2)
@@ -418,16 +433,24 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """The loss of one group, advantages [k]. Its value is near 0; its gradient not."""
+    """The loss of one group, advantages [k]: summed over its replies.
+
+    Its value is near 0, because the advantages of a group cancel out; its gradient is
+    not.
+    """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
     sampled = [x for e in group for x in e.logprobs]
     old_logp = torch.tensor(sampled, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
-    # All ratios are 1 here; the gradient of a ratio is that of the log-prob.
+    # How likely a token is now, over how likely it was when it was drawn. With one step
+    # per batch, as here, nothing has changed since: every ratio is 1, its gradient is
+    # that of logp, and the clip below never acts. From a second step on it would keep
+    # the policy near the one that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
-    # Every reply weighs the same, however long it is.
+    # The mean over the tokens of each reply, so that a long one weighs no more than a
+    # short one. The mean over all replies of the update is taken in main.
     length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
     return -(gain / length[row_of]).sum()
 
@@ -442,16 +465,22 @@ def step(optimizer, lora: dict, lr: float) -> float:
 
 
 # ----------------------------------------- loop (book: sft.py, train.py, evaluate.py)
-def evaluate(weights: dict, stage: str) -> None:
-    """New tasks, greedy: how many are exactly right, with Wilson's interval (1927)."""
-    played = [group[0] for group in play(weights, DEV, 1)]
-    n = len(played)
-    p = sum(e.reward for e in played) / n
+def interval_of(p: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% interval (1927) of a share p of n tasks; it stays within [0, 1]."""
     z2 = 1.96**2
     center = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = (z2 * (p * (1 - p) / n + z2 / (4 * n * n))) ** 0.5 / (1 + z2 / n)
+    return center - half, center + half
+
+
+def evaluate(weights: dict, stage: str) -> None:
+    """New tasks, greedy: how many are exactly right, and how sure that number is."""
+    played = [group[0] for group in play(weights, DEV, 1)]
+    n = len(played)
+    p = sum(e.reward for e in played) / n
+    low, high = interval_of(p, n)
     habit = sum(spells(e.text) for e in played) / n
-    exact = f"exact {p:5.1%} [{center - half:5.1%}, {center + half:5.1%}]"
+    exact = f"exact {p:5.1%} [{low:5.1%}, {high:5.1%}]"
     print(f"{stage:10}  {exact}  n = {n}  spells {habit:4.0%}", flush=True)
 
 
@@ -498,7 +527,8 @@ def main(seed: int, updates: int) -> None:
     curve = []
     try:
         for i in range(updates):
-            # 1 sample: K replies to each of TASKS new tasks.
+            # 1 sample: K replies to each of TASKS new tasks. Each update takes the next
+            # seeds, another --seed begins elsewhere, and all stay below SFT_SEEDS.
             first = (seed * 100_000 + i) * TASKS % 10**9
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(policy_of(lora), range(first, first + TASKS), K, chance)
@@ -512,6 +542,7 @@ def main(seed: int, updates: int) -> None:
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
                     loss = grpo_loss(policy_of(lora), group, advantage)
+                    # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()
             rise = (i + 1) / WARMUP
             fall = 1 - (1 - LR_END) * i / updates
@@ -539,5 +570,7 @@ if __name__ == "__main__":
     except (RuntimeError, MemoryError) as error:
         if "memory" not in repr(error).lower():
             raise
-        cure = "lower TASKS, or shorten DEV, at the top of the file"
-        sys.exit(f"pico.py: out of memory; {cure}")
+        sys.exit(
+            "pico.py: out of memory; "
+            "lower TASKS, or shorten DEV, at the top of the file"
+        )

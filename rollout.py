@@ -26,9 +26,16 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bookkeeping.chat import end_of_turn, read_template
+from bookkeeping.chat import (
+    end_of_turn,
+    read_template,
+    start_of_thought,
+    without_start,
+)
 from fast.sampler import sample_each
 from policy import Policy, Sample, encode, render
+
+UNLIMITED = 10**9  # tokens: more than any conversation has
 
 
 @dataclass
@@ -47,7 +54,8 @@ class Episode:
     reward: float = 0.0
     # the rest of env.score()
     components: dict[str, float] = field(default_factory=dict)
-    # truncated: out of tokens; error: the environment failed; "": still playing
+    # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
+    # "" while it is being played.
     stop_reason: str = "done"
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     age: int = 0  # updates between that policy and the one trained on this episode
@@ -89,51 +97,47 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 def after_reply(
     policy: Policy, new: list[dict], think: bool, tools=None
 ) -> tuple[list[int], list[int]]:
-    """What the template writes after a reply, as token ids in two parts.
+    """What stands between a reply and the next: token ids in two parts.
 
-    For the new message "And 2 + 2?" of the user they are the ids of
+    A chat template is a program that comes with a model and writes a conversation as
+    one text. If the user answers a reply by "And 2 + 2?", two of them write behind it
 
-        <|im_end|>                          the end-of-turn token, which was sampled
-        ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎<|im_start|>assistant⏎
+        template    1. end of the turn    2. the new messages, and who speaks next
+        Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
+                                          <|im_start|>assistant⏎
+        a plain one no tokens             ⏎user: And 2 + 2?⏎assistant:
 
-    A marker is rendered in the reply's place; what follows it is what we look for. The
-    first part is [] if this template ends a turn without such a token. Some templates
-    write a tool's result only if they are given the tools again.
+    A policy that has ended its turn has sampled the first part itself (answer_ids).
     """
+    # Some templates write a tool's result only if they are given the tools again.
     tools = tools if read_template(policy.tokenizer).tools else None
+    # To see what the template writes behind a reply, let it write a reply that we find.
     marker = "@@reply@@"
-    asked = [{"role": "user", "content": "?"}]
-    replied = [{"role": "assistant", "content": marker}]
-    text = render(policy, asked + replied + new, tools, think)
+    question = [{"role": "user", "content": "?"}]
+    reply = [{"role": "assistant", "content": marker}]
+    text = render(policy, question + reply + new, tools, think)
     _, found, after = text.partition(marker)
     if not found:
-        why = "the chat template changes what the assistant said"
-        raise ValueError(f"{why}; take another model")
+        raise ValueError(
+            "the chat template changes what the assistant said; take another model"
+        )
     ids = encode(policy, after)
     n, _ = end_of_turn(policy.tokenizer, after)
     return ids[:n], ids[n:]
 
 
-def opened_by_prompt(policy: Policy, think: bool) -> str:
-    """'<think>⏎' if the prompt opens the thought itself, so that replies begin in it.
-
-    The environment is to read the whole thought, and no demonstration opens it twice.
-    """
-    return read_template(policy.tokenizer).opens if think else ""
-
-
-def unopened(reply: str, opened: str) -> str:
-    """An expert's reply as it goes on after a prompt that has opened the thought.
-
-    After "<think>⏎" (opened), "<think>⏎so 2⏎</think>⏎2" becomes "so 2⏎</think>⏎2". A
-    reply without a thought closes the empty one: "2" becomes "⏎</think>⏎⏎2".
-    """
-    if not opened:
-        return reply
-    if not reply.startswith("<think>"):
-        reply = f"<think>\n\n</think>\n\n{reply}"
-    inside = reply.removeprefix("<think>")
-    return inside.removeprefix(opened.removeprefix("<think>"))
+def answer_ids(
+    policy: Policy, env, sample: Sample, new_messages: list[dict]
+) -> list[int]:
+    """The token ids to append to a sampled reply, so that the policy can go on."""
+    end, rest = after_reply(policy, new_messages, env.think, env.tools)
+    # The reply has ended with the end of its turn, so only the rest is new. But where
+    # the next message's header ends a turn (GLM's <|user|> or <|observation|>), the
+    # policy may have sampled another header than the one that comes.
+    header_ends_turn = read_template(policy.tokenizer).header
+    if header_ends_turn and end != sample.token_ids[-1:]:
+        return end + rest
+    return rest
 
 
 # --------------------------------------------------------------------- playing a batch
@@ -172,7 +176,8 @@ def play(
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
         players += open_group(policy, make_env, seed, g, k, max_prompt)
-    # With caches, the next turn reads only what is new.
+    # The sampler can keep what it has computed of a conversation, so that the next turn
+    # reads only what is new. Where an episode is one turn, that would be in vain.
     keep_cache = getattr(players[0].env, "max_turns", None) != 1
     active = still_playing(players)
     while active:
@@ -186,7 +191,8 @@ def play(
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, max_prompt)
             player.cache = sample.cache if not player.episode.stop_reason else None
-        del samples, sample  # with the caches of finished episodes: free their memory
+        # These names still hold the caches of finished episodes: free that memory now.
+        del samples, sample
         active = still_playing(active)
     for player in players:
         player.episode.policy_version = sampler.version
@@ -197,8 +203,10 @@ def play(
 
 def most_prompt_tokens(policy: Policy, sampler, max_tokens: int) -> int:
     """The most tokens a conversation may have if a reply of max_tokens is to follow."""
-    context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
-    return min(context, getattr(sampler, "max_len", context)) - max_tokens
+    # The model has a limit if its config says so, the sampler if it has a max_len.
+    of_model = getattr(policy.lm.config, "max_position_embeddings", None) or UNLIMITED
+    of_sampler = getattr(sampler, "max_len", UNLIMITED)
+    return min(of_model, of_sampler) - max_tokens
 
 
 def still_playing(players: list[Player]) -> list[Player]:
@@ -209,10 +217,9 @@ def still_playing(players: list[Player]) -> list[Player]:
 def open_group(
     policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_prompt: int
 ) -> list[Player]:
-    """k players of one task that have read its prompt.
+    """k players of one task that have read its prompt, or whose episodes have failed.
 
-    If the prompt is too long, or not the same for all of them, their episodes have
-    failed.
+    max_prompt: the most tokens that it may have.
     """
     group = [
         Player(Episode(seed, number, stop_reason=""), make_env(), n) for n in range(k)
@@ -225,19 +232,26 @@ def open_group(
         return group
     opening, env = ready[0].episode.messages, ready[0].env
     ids = prompt_ids(policy, opening, env.tools, env.think)
-    why = ""
-    if any(p.episode.messages != opening for p in ready):
-        why = f"reset({seed}) gave two openings, and a group must share one task"
-    elif len(ids) > max_prompt:
-        full = f"a prompt of {len(ids)} tokens leaves no room for a reply"
-        cure = "give a lower --max-tokens or shorter tasks"
-        why = f"task {seed}: {full}; at most {max(max_prompt, 0)} do: {cure}"
     for p in ready:
-        if why:
-            p.episode.stop_reason, p.episode.error = "error", why
-        else:
+        with failure_ends(p.episode):
+            check_prompt(ready, ids, max_prompt)
             append_given(p.episode, ids)
     return group
+
+
+def check_prompt(group: list[Player], ids: list[int], max_prompt: int) -> None:
+    """ValueError if this prompt is not that of the whole group, or is too long."""
+    first = group[0].episode
+    if any(p.episode.messages != first.messages for p in group):
+        raise ValueError(
+            f"reset({first.seed}) gave two openings, and a group must share one task"
+        )
+    if len(ids) > max_prompt:
+        raise ValueError(
+            f"task {first.seed}: a prompt of {len(ids)} tokens leaves no room for a "
+            f"reply; at most {max(max_prompt, 0)} do: give a lower --max-tokens or "
+            "shorter tasks"
+        )
 
 
 def take_turn(
@@ -251,34 +265,33 @@ def take_turn(
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
         sampled     1  1           0  0            0   0  0     0            0        0
     """
-    opened = opened_by_prompt(policy, env.think)
     if not all(map(math.isfinite, sample.logprobs)):
-        broken = "the policy's weights are broken"
-        raise FloatingPointError(f"a token has probability NaN: {broken}")
+        raise FloatingPointError(
+            "a token has probability NaN: the policy's weights are broken"
+        )
     episode.token_ids += sample.token_ids
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    # people need not read the end-of-turn token
+    # The environment reads the whole thought, also one that the prompt has begun, but
+    # not the end-of-turn token.
     said = sample.token_ids[:-1] if sample.finished else sample.token_ids
-    reply = opened + policy.tokenizer.decode(said, skip_special_tokens=False)
+    begun = start_of_thought(policy.tokenizer, env.think)
+    reply = begun + policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):
         new_messages, done = env.step(reply)
-        if done or not sample.finished:  # over, or it ran out of tokens
-            episode.stop_reason = "done" if sample.finished else "truncated"
-            return
-        end, ids = after_reply(policy, new_messages, env.think, env.tools)
-        # The end of a turn is there already; a header that the reply did not end with
-        # is not.
-        headed = read_template(policy.tokenizer).header
-        if headed and end != sample.token_ids[-1:]:
-            ids = end + ids
-        if len(episode.token_ids) + len(ids) > max_prompt:
-            episode.stop_reason = "truncated"  # the next reply would not fit
-            return
-        episode.messages += new_messages
-        append_given(episode, ids)
+        if not sample.finished:
+            episode.stop_reason = "truncated"  # the reply ran out of tokens
+        elif done:
+            episode.stop_reason = "done"
+        else:
+            ids = answer_ids(policy, env, sample, new_messages)
+            if len(episode.token_ids) + len(ids) > max_prompt:
+                episode.stop_reason = "truncated"  # the next reply would not fit
+            else:
+                episode.messages += new_messages
+                append_given(episode, ids)
 
 
 def append_given(episode: Episode, ids: list[int]) -> None:
@@ -299,19 +312,22 @@ def finish(episode: Episode, env) -> None:
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
-    """An Episode spoken by the scripted expert, for SFT. ValueError if it fails."""
-    endless = 10**9  # a demonstration may be as long as it likes
-    (player,) = open_group(policy, lambda: env, seed, 0, 1, endless)
+    """An Episode spoken by the scripted expert, for SFT. ValueError if it fails.
+
+    It may be longer than the policy's context: sft.py leaves such ones out.
+    """
+    (player,) = open_group(policy, lambda: env, seed, 0, 1, UNLIMITED)
     episode = player.episode
     # Not always eos_token: Gemma ends a turn with one token and a text with another.
     end = read_template(policy.tokenizer).end
     end = policy.tokenizer.eos_token_id if end is None else end
     while episode.stop_reason == "":
         with failure_ends(episode):
-            reply = unopened(env.expert_reply(), opened_by_prompt(policy, env.think))
+            begun = start_of_thought(policy.tokenizer, env.think)
+            reply = without_start(env.expert_reply(), begun)
             said = [*encode(policy, reply), end]
             sample = Sample(said, [0.0] * len(said), finished=True)
-            take_turn(policy, episode, env, sample, endless)
+            take_turn(policy, episode, env, sample, UNLIMITED)
     finish(episode, env)
     if episode.stop_reason == "error":
         raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")

@@ -25,13 +25,16 @@ from rollout import Episode, expert_episode, most_prompt_tokens
 def sft(
     policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable
 ) -> dict:
-    """cfg.sft_steps steps on one demonstration per seed -> all losses, and tokens.
+    """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
-    make_env() -> an environment; stop_here() is called after every step, and raises if
-    somebody asked the run to stop. Call sft() inside `with policy.learning()`.
+    make_env() -> an environment. stop_here() is called after every step, and raises if
+    somebody has asked the run to stop. Call sft() inside `with policy.learning()`.
+
+    Returns {"losses": of each step, "tokens": how many were trained on, "too_long": a
+    warning for the run, see fitting}.
     """
-    shown = seeds if cfg.sft_steps else []
-    episodes = [expert_episode(policy, make_env(), seed) for seed in shown]
+    seeds = seeds if cfg.sft_steps else []  # without a step nobody needs an expert
+    episodes = [expert_episode(policy, make_env(), seed) for seed in seeds]
     episodes, too_long = fitting(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
@@ -51,32 +54,37 @@ def sft(
 def fitting(
     policy: Policy, episodes: list[Episode], max_tokens: int
 ) -> tuple[list[Episode], dict[str, str]]:
-    """(the demonstrations that RL could play, {symptom: what is told of the others}).
+    """(the demonstrations that RL could play, a warning about the others or {}).
 
-    Left out: what is longer than the model's context, and what has a reply of more than
-    max_tokens, because RL would cut it. If all replies are longer, they stay, and that
-    is told. ValueError if none fits the context.
+    Left out are those that are longer than the model's context, and those with a reply
+    of more than max_tokens, because RL would cut it. If all have one, they stay.
+    ValueError if none fits the context.
     """
     context = most_prompt_tokens(policy, None, 0)
-    fit = [e for e in episodes if len(e.token_ids) <= context]
-    if episodes and not fit:
-        why = f"every demonstration is longer than the model's context of {context}"
-        raise ValueError(f"SFT: {why} tokens; show shorter ones, or use --sft-steps 0")
-    kept = [e for e in fit if longest_reply(e) <= max_tokens]
-    beyond, cut = len(episodes) - len(fit), len(fit) - len(kept)
-    sentence = (
-        f"of {len(episodes)} demonstrations {beyond} are longer than the model's "
-        f"context of {context} tokens and left out; {cut} have a reply longer than "
-        f"--max-tokens {max_tokens}, which RL would cut, and are "
-        f"{'left out' if kept else 'shown, as there are no others'}"
+    in_context = [e for e in episodes if len(e.token_ids) <= context]
+    if episodes and not in_context:
+        raise ValueError(
+            f"SFT: every demonstration is longer than the model's context of {context} "
+            "tokens; show shorter ones, or use --sft-steps 0"
+        )
+    short = [e for e in in_context if longest_reply(e) <= max_tokens]
+    if len(short) == len(episodes):
+        return episodes, {}
+    warning = (
+        f"of {len(episodes)} demonstrations {len(episodes) - len(in_context)} are "
+        f"longer than the model's context of {context} tokens and left out; "
+        f"{len(in_context) - len(short)} have a reply longer than --max-tokens "
+        f"{max_tokens}, which RL would cut, and are "
+        f"{'left out' if short else 'shown, as there are no others'}"
     )
-    return kept or fit, {"too long": sentence} if beyond + cut else {}
+    return short or in_context, {"too long": warning}
 
 
 def longest_reply(episode: Episode) -> int:
-    """In tokens; between two replies stands what was read."""
-    runs = groupby(episode.sampled)
-    return max(len(list(run)) for sampled, run in runs if sampled)
+    """How many tokens the longest reply of an episode has."""
+    # Stretches of equal values: True for a reply, False for what was read in between.
+    stretches = groupby(episode.sampled)
+    return max(len(list(tokens)) for sampled, tokens in stretches if sampled)
 
 
 def sft_step(
@@ -89,18 +97,21 @@ def sft_step(
     """One optimizer step; returns its loss, gradient norm and number of tokens.
 
     The loss is the mean of -log p of the expert's tokens, in nats. micro_tokens: padded
-    tokens per forward pass. plain: log-probs the plain way. Raises FloatingPointError
-    if loss or gradient is not finite, before the optimizer step.
+    tokens per forward pass. plain: compute the log-probs as policy.py does, not as
+    fast/logprobs.py. Raises FloatingPointError if loss or gradient is not finite,
+    before the optimizer step.
     """
     optimizer.zero_grad(set_to_none=True)
-    # One denominator for the whole batch, however it is cut.
+    # The mean is over all expert tokens of the batch. Each process takes a part of
+    # the episodes, cut into pieces that fit the memory; the gradients add up.
     n = sum(e.reply_tokens for e in episodes)
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     own = parallel.share(by_length)  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
-    loss, pad = 0.0, policy.tokenizer.pad_token_id
-    for piece in cut(own, micro_tokens):
-        batch = collate([own[i] for i in piece], pad, policy.device)
+    loss = 0.0
+    pad = policy.tokenizer.pad_token_id
+    for indices in cut(own, micro_tokens):
+        batch = collate([own[i] for i in indices], pad, policy.device)
         logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
         part_loss = -logprobs.sum() / n
         part_loss.backward()
@@ -113,14 +124,15 @@ def sft_step(
 def sft_batches(
     episodes: list[Episode], batch_size: int, steps: int, seed: int
 ) -> list[list[Episode]]:
-    """`steps` batches; each pass over the episodes takes each once, in a new order."""
-    rng, queue, batches = random.Random(seed), [], []
-    while len(batches) < steps:
-        while len(queue) < batch_size:
-            queue += rng.sample(episodes, len(episodes))
-        batches.append(queue[:batch_size])
-        queue = queue[batch_size:]
-    return batches
+    """`steps` batches: passes over all episodes, each in a new order, cut into batches.
+
+    A batch may hold the end of one pass and the beginning of the next.
+    """
+    rng = random.Random(seed)
+    queue = []
+    while len(queue) < steps * batch_size:
+        queue += rng.sample(episodes, len(episodes))
+    return [queue[i * batch_size : (i + 1) * batch_size] for i in range(steps)]
 
 
 if __name__ == "__main__":

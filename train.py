@@ -51,20 +51,22 @@ from settings import (
 from sft import sft
 
 
-def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
-    """One run; returns its folder. typed: the names of the flags that the user gave."""
-    run, policy, rollouts, optimizer = begin(cfg, typed)
+def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
+    """One run; returns its folder. user_flags: names of the flags the user gave."""
+    run, policy, rollouts, optimizer = begin(cfg, user_flags)
     state = run.state  # how many updates are done, and what a resumed run needs besides
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # a new run, or one that was stopped in SFT
         evaluate(cfg, run, policy, rollouts, "before")
+        new_env = partial(guarded, make_env, cfg, cfg.difficulty)
         with run.clock("sft"), rollouts.paused(), policy.learning():
-            own_env = partial(guarded, make_env, cfg, cfg.difficulty)
-            found = sft(policy, own_env, sft_seeds(cfg), cfg, run.stop_if_asked)
-        run.log_sft(found)
-        run.tell(found["too_long"])
-        run.tell(other_opening(policy, own_env(), task_seeds(cfg, 0)[0]))
+            result = sft(policy, new_env, sft_seeds(cfg), cfg, run.stop_if_asked)
+        run.log_sft(result)
+        # two warnings, each only if there is cause: demonstrations are too long, or
+        # they begin with another prompt than in RL
+        run.tell(result["too_long"])
+        run.tell(other_opening(policy, new_env(), task_seeds(cfg, 0)[0]))
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
@@ -72,8 +74,9 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------
     print(refusals.healthy_loss(cfg))
     while not run.finished():
-        # 1 sample: groups of k episodes of one task each, by the policy as it is now
-        # (fast/ahead.py calls rollout.play; level: of a curriculum)
+        # 1 sample: the policy as it is now plays each task k times, a group per task
+        # (fast/ahead.py calls rollout.play; state.level is how hard the tasks are, and
+        # --curriculum raises it)
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
         # 2 compare: how much better was each episode than the others of its group?
         advantages = compare_groups(groups, cfg)  # [num_tasks, k]
@@ -85,7 +88,8 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         state.update += 1
         run.log(groups, summarize(groups) | stats, rollouts)
         if state.update == 1:
-            print(prospects(groups, cfg)[-1])  # could GRPO learn from the first batch?
+            # the last of its lines says whether GRPO can learn from such a batch
+            print(prospects(groups, cfg)[-1])
         last = run.finished()
         if state.update % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
@@ -97,47 +101,61 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     return run.finish()
 
 
-def begin(cfg: Config, typed: set[str]):
+def begin(cfg: Config, user_flags: set[str]):
     """(run, policy, rollouts, optimizer), from the checkpoint if the run has one."""
-    run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
-    policy, rollouts = prepare(cfg, typed)
+    run = open_run(cfg, user_flags)  # the run's folder, and its checkpoint on --resume
+    policy, rollouts = prepare(cfg, user_flags)
     optimizer = adam(policy, cfg.lr)
     run.open(policy, optimizer)
     return run, policy, rollouts, optimizer
 
 
-def prepare(cfg: Config, typed: set[str]):
-    """(policy, rollouts); fills in what depends on the model and on the memory."""
+def prepare(cfg: Config, user_flags: set[str]):
+    """Load the model, and get ready to play: (policy, rollouts).
+
+    Some settings depend on the model, such as the learning rate, or on the free memory:
+    they are filled in here.
+    """
     if cfg.break_:
         from learn.failures import put_in  # a mistake on purpose
 
         put_in(cfg.break_)
-    chosen = choose_model(*model_request(cfg, typed))
-    today = cfg.today or date.today().isoformat()
-    # fits: settings with which the model fits the card
-    (model, reason, fits), today = parallel.from_first((chosen, today))
-    lora = cfg.lora_rank, cfg.lora_alpha
-    load = partial(load_policy, model, *lora, cfg.device, cfg.seed, today)
+
+    # Which model? If there are several processes, all take what the first one says.
+    choice = choose_model(*model_request(cfg, user_flags))
+    today = cfg.today or date.today().isoformat()  # some chat templates write the date
+    (model, reason, to_fit), today = parallel.from_first((choice, today))
+
+    # Load it. (Another process that only samples may have to load it, too.)
+    load = partial(
+        load_policy, model, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, today
+    )
     policy = load()
-    complete(cfg, policy.n_parameters, reason, model, fits)
+
+    # Fill in what depends on it; to_fit: settings with which it fits the card.
+    complete(cfg, policy.n_parameters, reason, model, to_fit)
     print(chat.about(policy.tokenizer, today))
     cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
     refusals.check(cfg)
+
+    # Fill in what depends on the memory: it has to hold a conversation, whose first
+    # prompt we measure.
     new_env = partial(guarded, make_env, cfg)
     env = new_env(cfg.difficulty)
-    prompt = prompt_ids(policy, env.reset(task_seeds(cfg, 0)[0]), env.tools, env.think)
+    opening = env.reset(task_seeds(cfg, 0)[0])
+    prompt = prompt_ids(policy, opening, env.tools, env.think)
     print(fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1)), end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     return policy, open_rollouts(cfg, policy, load, new_env, partial(task_seeds, cfg))
 
 
-def probe(cfg: Config, typed: set[str]) -> None:
+def probe(cfg: Config, user_flags: set[str]) -> None:
     """--probe: SFT, a first batch, and what GRPO could learn from it. Keeps nothing."""
-    policy, rollouts = prepare(cfg, typed)
+    policy, rollouts = prepare(cfg, user_flags)
     with rollouts.paused(), policy.learning():
-        own_env = partial(guarded, make_env, cfg, cfg.difficulty)
-        sft(policy, own_env, sft_seeds(cfg), cfg, stop_here=lambda: None)
+        new_env = partial(guarded, make_env, cfg, cfg.difficulty)
+        sft(policy, new_env, sft_seeds(cfg), cfg, stop_here=lambda: None)
     level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     print(*prospects(rollouts.batch(0, level), cfg), sep="\n")
     rollouts.close()
@@ -147,10 +165,11 @@ def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
     """Play the development tasks greedily; stage: before, after_sft, train or final."""
     with run.clock("eval"):
         done = run.state.update
-        roll = partial(rollouts.greedy, update=done)
-        about = (dev_seeds(cfg), run.folder, stage, done)
-        played = evaluate_policy(policy, roll, eval_sets(cfg), *about)
-        run.log_evaluation({tasks: headline(some) for tasks, some in played.items()})
+        greedy = partial(rollouts.greedy, update=done)
+        played = evaluate_policy(
+            policy, greedy, eval_sets(cfg), dev_seeds(cfg), run.folder, stage, done
+        )
+        run.log_evaluation({tasks: headline(played[tasks]) for tasks in played})
 
 
 def main() -> None:
@@ -158,21 +177,24 @@ def main() -> None:
     speak_utf8()
     parallel.start()
     with one_sentence():
-        cfg, typed = command_line(sys.argv[1:])
+        cfg, user_flags = command_line(sys.argv[1:])
         if cfg.api_base:
             from bridges.api import evaluate_api  # another model, over HTTP
 
             return evaluate_api(cfg)
         if cfg.eval_only:
-            return evaluate_only(cfg, typed)
+            return evaluate_only(cfg, user_flags)
+        # Refuse what cannot work, before a model is loaded. A resumed run goes by the
+        # settings in its folder; open_run refuses flags that would change them, --probe
+        # among them.
         if not cfg.resume and parallel.rank() == 0:
-            refusals.tell_unread(cfg, typed)
+            refusals.tell_unread(cfg, user_flags)
             refusals.check(cfg)
             preflight(cfg)
-        if cfg.probe and not cfg.resume:  # a resume refuses it
-            probe(cfg, typed)
+        if cfg.probe and not cfg.resume:
+            probe(cfg, user_flags)
         else:
-            train(cfg, typed)
+            train(cfg, user_flags)
         parallel.stop()
 
 

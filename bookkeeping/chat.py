@@ -120,6 +120,28 @@ def opened_thought(prompt: str) -> str:
     return re.search(r"(<think>\s*)?\Z", prompt)[0]
 
 
+def start_of_thought(tokenizer, think: bool) -> str:
+    """'<think>⏎' if the prompt opens the thought itself, so that replies begin inside it; else ''.
+
+    think: may replies think?
+    """
+    return read_template(tokenizer).opens if think else ""
+
+
+def without_start(reply: str, begun: str) -> str:
+    """A whole reply as it goes on after a prompt that has begun the thought.
+
+    After "<think>⏎" (begun), "<think>⏎so 2⏎</think>⏎2" becomes "so 2⏎</think>⏎2". A reply without a
+    thought closes the empty one: "2" becomes "⏎</think>⏎⏎2".
+    """
+    if not begun:
+        return reply
+    if not reply.startswith("<think>"):
+        reply = f"<think>\n\n</think>\n\n{reply}"
+    inside = reply.removeprefix("<think>")
+    return inside.removeprefix(begun.removeprefix("<think>"))
+
+
 def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict]:
     """The same conversation for a template that leaves tools or system messages out.
 
