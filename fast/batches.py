@@ -60,8 +60,10 @@ Run me: `python -m fast.batches` shows a batch of two episodes.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from fast import parallel
 from policy import in_bfloat16
@@ -106,17 +108,11 @@ class Batch:
 
 def collate(episodes: list, pad: int, device) -> Batch:
     """Episodes -> Batch. Padding (`pad`) is never in the mask."""
-    N, T = len(episodes), max(len(e.token_ids) for e in episodes)
-    ids = torch.full((N, T), pad)
-    mask = torch.zeros((N, T - 1), dtype=torch.bool)
-    logprobs = torch.zeros((N, T - 1))
-    for n, e in enumerate(episodes):
-        length = len(e.token_ids)
-        ids[n, :length] = torch.tensor(e.token_ids)
-        mask[n, : length - 1] = torch.tensor(e.sampled[1:])
-        logprobs[n, : length - 1] = torch.tensor(e.logprobs[1:])
-    row = mask.nonzero()[:, 0]  # [M]
-    tensors = (ids, mask, row, logprobs[mask])
+    padded = partial(pad_sequence, batch_first=True)
+    ids = padded([torch.tensor(e.token_ids) for e in episodes], padding_value=pad)  # [N, T]
+    mask = padded([torch.tensor(e.sampled[1:], dtype=torch.bool) for e in episodes])  # [N, T-1]
+    drawn = [p for e in episodes for p, mine in zip(e.logprobs[1:], e.sampled[1:]) if mine]
+    tensors = (ids, mask, mask.nonzero()[:, 0], torch.tensor(drawn))
     return Batch(episodes, *(tensor.to(device) for tensor in tensors))
 
 
