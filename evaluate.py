@@ -105,8 +105,9 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
     """What is printed of an evaluation: the reward, and exact answers if it has any."""
     found = {"reward": [e.reward for e in episodes]} | parts(episodes)
-    shown = [name for name in ("reward", "exact") if name in found]
-    return {name: metrics.mean(found[name]) for name in shown}
+    return {
+        name: metrics.mean(found[name]) for name in ("reward", "exact") if name in found
+    }
 
 
 def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
@@ -140,13 +141,18 @@ def eval_line(
     missing: {index of a failed task: why}. null stands for an entry that an episode's
     score does not have.
     """
-    about = {"update": update, "stage": stage, "tasks": tasks, "trained": trained}
     scores = {"reward": [e.reward for e in episodes]} | parts(episodes)
     rounded = lambda values: [x if x is None else round(x, 5) for x in values]
-    found = {name: rounded(values) for name, values in scores.items()}
-    found["reply_tokens"] = [e.reply_tokens for e in episodes]
-    found["truncated"] = [e.stop_reason == "truncated" for e in episodes]
-    return about | found | ({"missing": missing} if missing else {})
+    return {
+        "update": update,
+        "stage": stage,
+        "tasks": tasks,
+        "trained": trained,
+        **{name: rounded(values) for name, values in scores.items()},
+        "reply_tokens": [e.reply_tokens for e in episodes],
+        "truncated": [e.stop_reason == "truncated" for e in episodes],
+        **({"missing": missing} if missing else {}),
+    }
 
 
 def print_components(name: str, episodes: list[Episode]) -> None:
@@ -170,7 +176,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
     reward = metrics.mean([sum(e.reward for e in g) / len(g) for g in played])
     # How far apart the rewards of a group are: partial credit compresses it, and what
     # is divided by a small deviation is mostly noise (picoRL's diagnosis).
-    spread = [float(np.std([e.reward for e in g])) for g in played]
+    spread = np.mean([np.std([e.reward for e in g]) for g in played])
     average = lambda values: sum(values) / len(values)
     scores = {name: average(known(x)) for name, x in parts(episodes).items()}
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]
@@ -181,7 +187,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
         "reward_low": reward.low,
         "reward_high": reward.high,
         "n": len(episodes),
-        "deviation": average(spread),
+        "deviation": float(spread),
         **scores,
         **paid,
         "reply_tokens": average([e.reply_tokens for e in episodes]),

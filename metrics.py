@@ -53,7 +53,7 @@ Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tas
 asks a made-up run whether it has settled.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -98,9 +98,6 @@ class Interval:
     def within(self, low: float, high: float) -> "Interval":
         """The same mean; the ends reach no further than what is possible."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
-
-    def dict(self) -> dict:
-        return asdict(self)
 
 
 def proportion(successes: float, n: int) -> Interval:

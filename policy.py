@@ -136,10 +136,11 @@ def load_policy(
     if base == str(SMOLLM2) and not SMOLLM2.exists():
         raise SystemExit("--model smollm2 is not here yet; fetch it: make smollm2")
     try:
-        found = load_checked(base, device, frozen=lora_rank > 0)
+        tokenizer, lm, stop_ids, device = load_checked(
+            base, device, frozen=lora_rank > 0
+        )
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
-    tokenizer, lm, stop_ids, device = found
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
@@ -308,10 +309,10 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     # <think>, </tool_response>, …: a user's message may ask for <think>, but a tool's
     # must not close its own </tool_response>.
     markup = {token.content for token in added} | control | {"</tool_response>"}
-    safe = []
-    for m in messages:
-        broken = broken_up(m["content"], markup if m["role"] == "tool" else control)
-        safe.append({**m, "content": broken})
+    ours = lambda role: markup if role == "tool" else control
+    safe = [
+        {**m, "content": broken_up(m["content"], ours(m["role"]))} for m in messages
+    ]
     if not (template.tools and template.system):
         safe, tools = in_plain_words(safe, tools, template), None
     whose = f"the chat template of {policy.name}"

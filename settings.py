@@ -213,8 +213,7 @@ def complete(
 
 def fill(cfg: Config, defaults: dict) -> None:
     """Set what is still None to its default."""
-    missing = {name: x for name, x in defaults.items() if getattr(cfg, name) is None}
-    vars(cfg).update(missing)
+    vars(cfg).update({x: y for x, y in defaults.items() if getattr(cfg, x) is None})
 
 
 def by_env(env: str) -> dict:
@@ -449,13 +448,14 @@ def eval_sets(cfg: Config, sweep: bool = False) -> dict[str, tuple]:
     chosen = {own}
     if cfg.eval_other_tiers:
         chosen.update(others.get(kind(cfg.env), ()))
-    alone = [] if own in levels else [own]  # no level of a curriculum: swarm's mixed
     return {
         TASKS[kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
             level == own,
             partial(make_env, cfg, level),
         )
-        for level in [one for one in levels if one in chosen] + alone
+        # its own comes last if no curriculum has it: swarm's mixed
+        for level in dict.fromkeys([*levels, own])
+        if level in chosen
     }
 
 
@@ -492,9 +492,8 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
         if cfg.env != defaults.get("env", cfg.env):
             cfg.set = typed_settings  # those of the preset are of another environment
-    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
-    flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    ways = lambda name: {name.rstrip("_"), f"no_{name}"}
+    flags = {word.partition("=")[0].replace("_", "-") for word in words}
+    ways = lambda name: {option(name), option(f"no_{name}")}
     return cfg, {name for name in vars(cfg) if ways(name) & flags}
 
 

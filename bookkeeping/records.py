@@ -245,9 +245,6 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
     for sampled, part in groupby(tokens, key=lambda token: token[1]):
         ids, _, logprobs = zip(*part)
         decode = policy.tokenizer.decode
-        if not sampled:
-            out.append({"role": "given", "text": decode(list(ids))})
-            continue
         out.append(
             {
                 "role": "policy",
@@ -255,6 +252,8 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
                 "logprobs": [round(x, 4) for x in logprobs],
                 "ratios": ratios and [round(next(numbers), 4) for _ in ids],
             }
+            if sampled
+            else {"role": "given", "text": decode(list(ids))}
         )
     return out
 

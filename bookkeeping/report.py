@@ -26,7 +26,6 @@ import hashlib
 import html
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +111,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     evals = records.with_exact(evals)
     results = {}
     for e in evals:
-        found = {name: average(values(e, name)).dict() for name in measures(e)}
+        found = {name: vars(average(values(e, name))) for name in measures(e)}
         results.setdefault(e["tasks"], {})[e["stage"]] = found
     ends = (e for e in evals if e["trained"] and e["stage"] != "before")
     sft, final = records.same_tasks(*ends)
@@ -124,7 +123,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         "trained": final["tasks"],
         "updates": state["update"],
         "eval": results,
-        **{k: metrics.gain(sft[v], final[v]).dict() for k, v in gains.items() if v in final},
+        **{k: vars(metrics.gain(sft[v], final[v])) for k, v in gains.items() if v in final},
         "sft": state["sft"],
         "warnings": state["warnings"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
@@ -280,8 +279,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
-    out = [f"Training reward. {training_reward(lines)}", *map(partial(largest, lines), LARGEST)]
-    out = [sentence for sentence in out if sentence]
+    peaks = [largest(lines, name) for name in LARGEST if any(name in line for line in lines)]
+    out = [f"Training reward. {training_reward(lines)}", *peaks]
     began = {line["level"]: line["update"] for line in reversed(lines) if "level" in line}
     if len(began) > 1:
         steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
@@ -291,10 +290,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
 
 
 def largest(lines: list[dict], name: str) -> str:
-    """A column's mean and peak; "" if the run has no such column."""
+    """A column's mean and peak."""
     found = [line for line in lines if name in line]
-    if not found:
-        return ""
     mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
     lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
     peak = f"at most {number(name, most[name])}, in update {most['update']}"

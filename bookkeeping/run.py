@@ -13,11 +13,11 @@ import platform
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from threading import Event
 
@@ -234,13 +234,12 @@ class Run:
         evals = records.lines(self.folder / "evals.jsonl")
         # wandb has one row per update, and 0 is the update of both: before and after SFT.
         when = "eval" if evals[-1]["stage"] != "before" else "before"
-        line = {"update": self.state.update}
-        line |= {
+        means = {
             f"{when}/{tasks}/{name}": found.mean
             for tasks, measures in results.items()
             for name, found in measures.items()
         }
-        self.to_wandb(line)
+        self.to_wandb({"update": self.state.update, **means})
         evals = doctor.of_run(evals, self.cfg.sft_steps)
         self.tell(doctor.symptoms(evals, doctor.EVALUATED))
 
@@ -365,7 +364,6 @@ def hear_signals(stopping: Event) -> None:
 
 def machine(policy) -> dict:
     """Where a result was obtained, and by which code: a commit, with -dirty if it was edited."""
-    version = lambda name: getattr(sys.modules.get(name), "__version__", "not loaded")
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     commit = None
     with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
@@ -379,7 +377,7 @@ def machine(policy) -> dict:
     return {
         "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else cpu,
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "peft")},
+        **{name: metadata.version(name) for name in ("torch", "transformers", "peft")},
         "model": policy.name,
         "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),

@@ -146,28 +146,12 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
     size = getattr(sampler, "conversations", None)
     if not size or getattr(make_env(), "max_turns", None) == 1:
         size = max(1, len(seeds))  # all of them
-    timed, groups = TimedSampler(sampler), []
+    sampler.seconds, groups = 0.0, []  # in which it samples: sample_each counts them
     for first in range(0, len(seeds), size):
-        groups += play(policy, timed, make_env, seeds[first : first + size], *how)
-    environment = time.monotonic() - synced - timed.seconds
-    seconds = {"rollout": timed.seconds, "environment": environment, "sync": synced - started}
+        groups += play(policy, sampler, make_env, seeds[first : first + size], *how)
+    environment = time.monotonic() - synced - sampler.seconds
+    seconds = {"rollout": sampler.seconds, "environment": environment, "sync": synced - started}
     return groups, dict.fromkeys(SECONDS, 0.0) | seconds
-
-
-class TimedSampler:
-    """A sampler that counts the seconds in which it samples."""
-
-    def __init__(self, sampler):
-        self.sampler, self.seconds = sampler, 0.0
-
-    def __getattr__(self, name: str):
-        return getattr(self.sampler, name)
-
-    def sample(self, *given, **more):
-        started = time.monotonic()
-        found = self.sampler.sample(*given, **more)
-        self.seconds += time.monotonic() - started
-        return found
 
 
 # ------------------------------------------------------------------------------------------ ahead

@@ -58,9 +58,12 @@ Run me: `python -m fast.batches` shows a batch of two episodes.
 """
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from fast import parallel
 from policy import in_bfloat16
@@ -105,17 +108,11 @@ class Batch:
 
 def collate(episodes: list, pad: int, device) -> Batch:
     """Episodes -> Batch. Padding (`pad`) is never in the mask."""
-    N, T = len(episodes), max(len(e.token_ids) for e in episodes)
-    ids = torch.full((N, T), pad)
-    mask = torch.zeros((N, T - 1), dtype=torch.bool)
-    logprobs = torch.zeros((N, T - 1))
-    for n, e in enumerate(episodes):
-        length = len(e.token_ids)
-        ids[n, :length] = torch.tensor(e.token_ids)
-        mask[n, : length - 1] = torch.tensor(e.sampled[1:])
-        logprobs[n, : length - 1] = torch.tensor(e.logprobs[1:])
-    row = mask.nonzero()[:, 0]  # [M]
-    tensors = (ids, mask, row, logprobs[mask])
+    padded = partial(pad_sequence, batch_first=True)
+    ids = padded([torch.tensor(e.token_ids) for e in episodes], padding_value=pad)  # [N, T]
+    mask = padded([torch.tensor(e.sampled[1:], dtype=torch.bool) for e in episodes])  # [N, T-1]
+    drawn = [p for e in episodes for p, mine in zip(e.logprobs[1:], e.sampled[1:]) if mine]
+    tensors = (ids, mask, mask.nonzero()[:, 0], torch.tensor(drawn))
     return Batch(episodes, *(tensor.to(device) for tensor in tensors))
 
 
@@ -127,35 +124,26 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
-    numbers, longest = {}, {}  # of each prompt; of each group
-    prompts = [tuple(e.token_ids[:start]) for e, start in zip(episodes, starts)]
-    prompts = [numbers.setdefault(prompt, len(numbers)) for prompt in prompts]
+    groups, longest = [e.group for e in episodes], {}
     for e in episodes:
         longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
 
     def tokens(rows: list[int]) -> int:
-        once = sum({prompts[n]: starts[n] for n in rows}.values())
+        once = sum({groups[n]: starts[n] for n in rows}.values())
         return once + len(rows) * max(rests[n] for n in rows)
 
-    by_group = lambda n: (longest[episodes[n].group], episodes[n].group, rests[n])
-    parts = []
-    for n in sorted(range(len(episodes)), key=by_group):
-        if not parts or tokens([*parts[-1], n]) > max_tokens:
-            parts.append([])
-        parts[-1].append(n)
-    return parts
+    by_group = lambda n: (longest[groups[n]], groups[n], rests[n])
+    return pieces(sorted(range(len(episodes)), key=by_group), tokens, max_tokens)
 
 
-def pieces(rows: list[int], widths: list[int], most: int) -> list[list[int]]:
-    """Cut rows, in this order, so that rows · widest <= most; one row may be wider."""
-    cut, widest = [], 0
+def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
+    """Cut rows, in this order, so that tokens(a piece) <= most; one row alone may have more."""
+    found = []
     for row in rows:
-        widest = max(widest, widths[row])
-        if not cut or (len(cut[-1]) + 1) * widest > most:
-            cut.append([])
-            widest = widths[row]
-        cut[-1].append(row)
-    return cut
+        if not found or tokens([*found[-1], row]) > most:
+            found.append([])
+        found[-1].append(row)
+    return found
 
 
 # ----------------------------------------------------------- what an update says about itself
@@ -197,8 +185,6 @@ class UpdateLog:
         forward pass.
         """
         self.policy, self.cfg, self.forward = policy, cfg, forward
-        # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
-        self.rounding = 0.03 if in_bfloat16(policy.device) else 1e-3
         # Each episode with the size of its advantage; those in error do not count.
         sizes = [[torch.as_tensor(a).abs().mean().item() for a in row] for row in advantages]
         pairs = [
@@ -213,7 +199,8 @@ class UpdateLog:
             "advantage_abs": sum(size for _, size in pairs) / n,
             "off_policy_steps": sum(e.age for e, _ in pairs) / n,
             "trained_tokens": sum(one.episode.reply_tokens for one in chosen) * cfg.epochs,
-            "rounding": self.rounding,
+            # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
+            "rounding": 0.03 if in_bfloat16(policy.device) else 1e-3,
         }
         self.look_twice = not any(e.age for group in groups for e in group)
         # All sums exist from the start: a process without episodes has to add its zeros.
@@ -249,7 +236,7 @@ class UpdateLog:
         self.ratio_max = max(self.ratio_max, ratio.max().item())
         # Log-probs are not those of the sampler? How far do two equal passes differ? It is asked
         # at the first pass, if no sample is stale, and costs a healthy run nothing.
-        if self.look_twice and of_token["mismatch"].mean() > self.rounding:
+        if self.look_twice and of_token["mismatch"].mean() > self.found["rounding"]:
             with torch.no_grad():
                 again = self.forward(self.policy, batch, self.cfg).logprobs
             self.found["twice"] = (again - logprobs).abs().mean().item()

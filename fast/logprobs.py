@@ -68,7 +68,8 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
         read = trunk(input_ids=ids[firsts, :P], use_cache=True) if P else None
         prompt_of = {n: i for i, prompt in enumerate(prompts) for n in rows_of[prompt]}
         rows = sorted(prompt_of, key=lambda n: ends[n])
-        for piece in pieces(rows, [end - P for end in ends], most):
+        padded = lambda some: len(some) * (ends[some[-1]] - P)  # noqa: B023
+        for piece in pieces(rows, padded, most):
             last = ends[piece[-1]]  # the last row is the longest
             hidden, cache = [], None
             own = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
@@ -90,9 +91,7 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
 def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
     """Prompts to run at once: of one length, so that none is padded, at most so many tokens."""
     for length, same in groupby(sorted(prompts, key=len), key=len):
-        same = list(same)
-        for part in pieces(range(len(same)), [length] * len(same), most):
-            yield [same[i] for i in part]
+        yield from pieces(same, lambda some: len(some) * length, most)  # noqa: B023
 
 
 def shares_prompts(lm: torch.nn.Module) -> bool:

@@ -491,15 +491,14 @@ def kept_per_token(policy: Policy, tokens: int = 32) -> float:
     kept = {}  # {where it lies: the storage}, so that none is counted twice
 
     def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
     ids = torch.arange(tokens + 1, device=policy.device)[None]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         token_logprobs(policy, ids, torch.ones_like(ids[:, 1:], dtype=torch.bool))
-    return sum(storage.nbytes() for storage in kept.values()) / tokens / 2**30
+    size = sum(storage.nbytes() for place, storage in kept.items() if place not in weights)
+    return size / tokens / 2**30
 
 
 def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:

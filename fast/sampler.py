@@ -18,6 +18,7 @@ without tricks.
 Run me: `python -m fast.sampler` samples four answers to one question and checks their log-probs.
 """
 
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -139,7 +140,8 @@ def sample_each(
     """One sample per prompt, [n]; equal prompts that nothing was read of yet are read once.
 
     prompts [n] of token ids; seeds [n]: what each sample draws its random numbers from; caches [n]:
-    what an earlier sample kept of its prompt, or None. keep: keep caches for the next turn.
+    what an earlier sample kept of its prompt, or None. keep: keep caches for the next turn. The
+    seconds of sampling are added to sampler.seconds.
     """
     alike: dict[object, list[int]] = {}  # {a prompt that is read once: its samples}
     for i, (prompt, cache) in enumerate(zip(prompts, caches)):
@@ -149,7 +151,9 @@ def sample_each(
         groups = [members for members in alike.values() if len(members) == k]
         asked, known = ([x[group[0]] for group in groups] for x in (prompts, caches))
         own = [[seeds[i] for i in group] for group in groups]
+        started = time.monotonic()
         samples = sampler.sample(asked, k, max_tokens, temperature, own, caches=known, keep=keep)
+        sampler.seconds = getattr(sampler, "seconds", 0.0) + time.monotonic() - started
         for group, some in zip(groups, samples):
             found |= zip(group, some)
     return [found[i] for i in range(len(prompts))]
@@ -246,7 +250,6 @@ class FastDecoder(Decoder):
         self.trunk = getattr(self.lm, self.lm.base_model_prefix)
         self.head_dim = self.trunk.layers[0].self_attn.head_dim
         self.n_q, self.n_kv = self.config.num_attention_heads, self.config.num_key_value_heads
-        self.forget()
         self.sync()
 
     @torch.no_grad()

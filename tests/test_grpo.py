@@ -119,8 +119,10 @@ prompts_and_replies = st.tuples(st.integers(1, 3), st.integers(1, 20), st.intege
 def test_a_prompt_counts_once_in_a_micro_batch(rows, budget):
     prompts = [(name,) * length for name, length, _ in rows]
     replies = [reply for _, _, reply in rows]
-    episodes = [
-        Episode(0, 0, [*prompt, *[0] * reply], [False] * len(prompt) + [True] * reply, [])
+    episodes = [  # a group shares its prompt
+        Episode(
+            0, hash(prompt), [*prompt, *[0] * reply], [False] * len(prompt) + [True] * reply, []
+        )
         for prompt, reply in zip(prompts, replies)
     ]
     parts = cut(episodes, budget, shared=True)

@@ -145,7 +145,7 @@ def test_an_interval_prints_as_a_person_reads_it():
     assert str(interval) == "0.406 [0.250, 0.577], n=32"
     assert interval.percent() == "40.6% [25.0, 57.7]"
     assert Interval(0.125, -0.031, 0.281, 9).points() == "+12.5 points [-3.1, +28.1]"
-    assert Interval(**interval.dict()) == interval
+    assert Interval(**vars(interval)) == interval
 
 
 # --------------------------------------------------------------------- level, line, distribution

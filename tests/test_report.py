@@ -75,12 +75,12 @@ def test_the_summary_has_every_result_with_its_interval_and_what_the_run_cost(ru
         assert set(summary["eval"][f"tier {tier}"]) == set(STAGES)
         for stage, result in summary["eval"][f"tier {tier}"].items():
             e = of(evals, stage, tier)
-            assert result["exact"] == metrics.proportion(sum(e["exact"]), N).dict()
+            assert result["exact"] == vars(metrics.proportion(sum(e["exact"]), N))
             for name in ("reward", "format", "truncated", "reply_tokens"):
-                assert result[name] == metrics.mean(e[name]).dict()
+                assert result[name] == vars(metrics.mean(e[name]))
     for name, what in (("gain_reward", "reward"), ("gain", "exact")):
         gain = metrics.gain(of(evals, "after_sft")[what], of(evals, "final")[what])
-        assert summary[name] == gain.dict()
+        assert summary[name] == vars(gain)
     assert f"GRPO gained over SFT in exact answers: {gain.points()}" in text
     kept = [summary[name] for name in ("env", "seed", "trained", "updates", "model")]
     assert kept == ["letters", 5, "tier 6", 30, "pico_base"], "auto is not a model"
