@@ -194,15 +194,18 @@ def aim(lines: Lines) -> str:
     return "goal" if len(every(lines[-FEWEST:], "goal")) else "reward"
 
 
-def signals(lines: Lines) -> np.ndarray:
-    """Above 0 where some group's rewards differ; logs.py finds it in what other frameworks log."""
-    others = every(lines, "signal")
-    return others if len(others) else every(lines, "groups_with_signal")
+def signal(line: dict) -> float:
+    """Above 0 if some group's rewards differ. By whatever a framework logs; NaN if nothing says."""
+    get = lambda name: line.get(name, math.nan)
+    spreads = (get("groups_with_signal"), get("advantage_max") - get("advantage_min"))
+    none = get("trainable") == 0 or get("reward") == get("reward_max")  # and more says nothing
+    spreads += (get("advantage_std"), get("reward_std"), 0.0 if none else math.nan)
+    return next(filter(math.isfinite, spreads), math.nan)
 
 
 def quiet(lines: Lines, n: int) -> bool:
     """Had no group a signal in the last n updates that say it?"""
-    known = signals(lines[-8 * n :])[-n:]
+    known = every([{"signal": signal(line)} for line in lines[-8 * n :]], "signal")[-n:]
     return len(known) == n and known.max() <= 1e-6
 
 
@@ -255,7 +258,7 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     Where no signal is logged, a reward that stays the same shows that there was none.
     """
     if last(lines, "grad_norm", n).max() <= 1e-8 and not quiet(lines, n):
-        same = np.ptp(last(lines, "reward", n)) < 1e-9 and not len(signals(lines[-1:]))
+        same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
         told = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": told}
 
@@ -621,7 +624,7 @@ def still(lines: Lines) -> Found | None:
 def always_the_same(lines: Lines) -> Found | None:
     """A log that says nothing of groups or norms, and the mean reward never changed: no signal."""
     rewards, norms = every(lines, "reward"), every(lines, "grad_norm")
-    unknown = not len(signals(lines)) and not norms.any()
+    unknown = all(math.isnan(signal(line)) for line in lines) and not norms.any()
     if len(rewards) >= 2 * FEWEST and np.ptp(rewards) < 1e-9 and unknown:
         return {"no signal": f"the mean reward was {rewards[0]:.2f} in all of {len(rewards)} rows"}
 

@@ -360,17 +360,7 @@ def collect(rows: list[Row]) -> Log:
         if n
     ]
     theirs = {mine: name for mine, name in theirs.items() if mine in logged - {"planned"}}
-    lines = [line | {"signal": signal(line)} for line in lines]
     return Log(framework, lines, theirs, notes)
-
-
-def signal(line: Row) -> float:
-    """Above 0 if some group's rewards differ. By whatever a framework logs; NaN if nothing says."""
-    get = lambda name: line.get(name, math.nan)
-    spreads = (get("groups_with_signal"), get("advantage_max") - get("advantage_min"))
-    none = get("trainable") == 0 or get("reward") == get("reward_max")  # and more says nothing
-    spreads += (get("advantage_std"), get("reward_std"), 0.0 if none else math.nan)
-    return next(filter(math.isfinite, spreads), math.nan)
 
 
 def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
