@@ -241,7 +241,7 @@ NEEDS_LOGITS: set[str] = set()
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
     """How likely each token is now, over how likely it was: [M].
 
-    "Was" is batch.proximal: by default the policy at the start of this update, set in
+    "Was" is batch.proximal: when it was sampled, or at the start of this update; set in
     its first pass (compare_with_old_policies).
     """
     return (out.logprobs - batch.proximal).exp()
