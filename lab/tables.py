@@ -264,8 +264,17 @@ TABLES |= {
             "SmolLM2-135M, sums of two digits": "{what}",
             "seeds": seeds,
             "exactly right": bold(exact()),
+            "held-out tasks": lambda arm: len(scores(arm)[0]),
             "right format": mean("format", ".0%"),
-            "GRPO minus this": gain("grpo", but=("base", "way_start", "way_grpo")),
+            "GRPO minus this": gain("grpo", but=("way_start", "way_grpo")),
+        },
+    ),
+    "real_gain": lambda: made(
+        arms("real", "grpo", "way_grpo"),
+        {
+            "development tasks": "{what}",
+            "GRPO minus after SFT": lambda arm: over(gained(arm)).points(),
+            "each seed": lambda arm: " ".join(f"{100 * g.mean():+.1f}" for g in gained(arm)),
         },
     ),
     "passes": lambda: made(
