@@ -272,8 +272,8 @@ TABLES |= {
     "real_gain": lambda: made(
         arms("real", "grpo", "way_grpo"),
         {
-            "development tasks": "{what}",
-            "GRPO minus after SFT": lambda arm: over(gained(arm)).points(),
+            "245 development tasks": "{what}",
+            "minus after SFT": lambda arm: over(gained(arm)).points(),
             "each seed": lambda arm: " ".join(f"{100 * g.mean():+.1f}" for g in gained(arm)),
         },
     ),
