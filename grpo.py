@@ -417,7 +417,7 @@ if __name__ == "__main__":
             out = Output(logprobs, entropy=torch.zeros(4))
             loss = loss_of(batch, out, None)
             loss.backward()
-            seen = torch.ones(4) if out.ratio is None else out.ratio
-            ratio = " ".join(f"{x:.2f}" for x in seen.tolist())
+            seen = [] if out.ratio is None else out.ratio.tolist()
+            ratio = " ".join(f"{x:.2f}" for x in seen) or "none"
             gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())
             print(f"{name:10} {ratio:24} {loss.item():+.2f}  {gradient}")

@@ -309,10 +309,10 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     # <think>, </tool_response>, …: a user's message may ask for <think>, but a tool's
     # must not close its own </tool_response>.
     markup = {token.content for token in added} | control | {"</tool_response>"}
-    ours = lambda role: markup if role == "tool" else control
-    safe = [
-        {**m, "content": broken_up(m["content"], ours(m["role"]))} for m in messages
-    ]
+    safe = []
+    for m in messages:
+        broken = broken_up(m["content"], markup if m["role"] == "tool" else control)
+        safe.append({**m, "content": broken})
     if not (template.tools and template.system):
         safe, tools = in_plain_words(safe, tools, template), None
     whose = f"the chat template of {policy.name}"

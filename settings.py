@@ -213,7 +213,8 @@ def complete(
 
 def fill(cfg: Config, defaults: dict) -> None:
     """Set what is still None to its default."""
-    vars(cfg).update({x: y for x, y in defaults.items() if getattr(cfg, x) is None})
+    missing = {name: x for name, x in defaults.items() if getattr(cfg, name) is None}
+    vars(cfg).update(missing)
 
 
 def by_env(env: str) -> dict:

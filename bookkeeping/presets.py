@@ -24,7 +24,8 @@ SMALL = {
     "yours": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
-# SmolLM2's size on a CPU. "known" is what taught it sums (docs/real.md); other rows are guesses.
+# SmolLM2's size on a CPU. Rate and updates of "known" taught it sums (docs/real.md), with replies
+# of 16 tokens; the rest are guesses.
 # Replies are short: it does not think at length, nor would anybody wait.
 MEDIUM = {
     "letters": (1e-4, 60, 160),

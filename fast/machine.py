@@ -482,7 +482,10 @@ def within_reach(model: str) -> bool:
 
 # ------------------------------------------------------------------------- what fits a CPU's memory
 
-ENOUGH = 1.5  # GiB of activations at once: 1,000 tokens of SmolLM2. A guess, speed was not compared
+# GiB of activations at once, 496 tokens of SmolLM2. With 992 an update of 64 replies of 64 tokens
+# peaked at 4.8 GiB in place of 3.2, and took 41 s in place of 43. (python -m lab.speed --model
+# models/smollm2 --reply 64 --micro-tokens 496, or 992; two cores, once each.)
+ENOUGH = 0.75
 
 
 def kept_per_token(policy: Policy, tokens: int = 32) -> float:

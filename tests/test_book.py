@@ -180,5 +180,5 @@ def test_the_demo_shows_a_loss_of_the_fork_page_beside_the_others(change, capsys
     code = changed(change, (ROOT / "grpo.py").read_text(encoding="utf8"))
     exec(code, {"__name__": "__main__"})
     new = re.search(r'^\+    "(\w+)"', change, re.M)[1]
-    shown = re.findall(r"^(\w+) +[\d. ]+ [+-]", capsys.readouterr().out, re.M)
+    shown = re.findall(r"^(\w+) +(?:none|[\d. ]+) +[+-]", capsys.readouterr().out, re.M)
     assert shown.count(new) == shown.count("grpo") == 2
