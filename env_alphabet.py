@@ -309,7 +309,7 @@ class Alphabet:
             raise ValueError(
                 f"--set similarity_power={power}: must be positive, not inf"
             )
-        check_choice("--sft-style", self.style, STYLES, "alphabet")
+        check_choice(f"--sft-style {self.style}", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
         turns = (self.min_turns, self.max_turns)

@@ -42,7 +42,8 @@ from functools import lru_cache
 TIERS = {
     # tier: (source, shortest string, longest string, p_several, fewest, most)
     # p_several is the chance that several letters are asked for, and not just one.
-    # Their number is then drawn between fewest and most (and kept between 2 and 26).
+    # Their number is then drawn between fewest and most. Less than 2 becomes 2; more
+    # than 26 becomes 26, and all letters are asked for.
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -127,8 +128,12 @@ def question(task: Task, think: bool) -> str:
 def write_reply(task: Task, style: str) -> str:
     """What the scripted expert says, in one of STYLES.
 
-    Task("banana", ("a", "q"), (3, 0)) in the style "derives" ->
-        '<think>\\nb a1 n a2 n a3\\n</think>\\n<answer>{"a": 3, "q": 0}</answer>'
+    Task("banana", ("a", "q"), (3, 0)) in the style "derives" -> the lines
+
+        <think>
+        b a1 n a2 n a3          n was not asked for, so it gets no number
+        </think>
+        <answer>{"a": 3, "q": 0}</answer>
     """
     counts = dict(zip(task.letters, task.counts))
     body = json.dumps(counts if len(counts) > 1 else task.counts[0])
@@ -172,13 +177,13 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     # 2. For a single letter, an integer stands between them.
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
-    # 3. For several, a JSON object. It is read as a list of pairs, because a dict would
-    # hide that a letter was answered twice.
+    # 3. For several, a JSON object. It is read as a tuple of pairs: a dict would hide
+    # that a letter was answered twice, and nothing else in JSON becomes a tuple.
     try:
-        pairs = json.loads(body, object_pairs_hook=list)
+        pairs = json.loads(body, object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return None
-    if not body.startswith("{") or len({key for key, _ in pairs}) != len(pairs):
+    if type(pairs) is not tuple or len({key for key, _ in pairs}) != len(pairs):
         return None
     # 4. Each count is an integer. Not isinstance(): to Python, True is one, too.
     if not all(type(value) is int for _, value in pairs):
@@ -225,7 +230,7 @@ def score_reply(
 
 
 def hides_thinking(reply: str) -> bool:
-    """Is there more than an answer, such as a tally in prose or in white space?"""
+    """Is there more than an answer: a tally in prose, or one space for each a, say?"""
     if len(reply) > 2000 or re.search(r"\s{8}", reply):
         return True
     return re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply) is None
@@ -241,17 +246,14 @@ def habit_of(reply: str) -> str:
     return "derives" if single > len(items) / 2 else "states"
 
 
-def check_choice(flag: str, value, choices, environment: str) -> None:
+def check_choice(typed: str, value, choices, environment: str) -> None:
     """Refuse a value that the environment does not know, in one sentence.
 
-    flag: what is typed before the value, as "--difficulty" or "--set version=".
+    typed: flag and value, such as "--difficulty 6" or "--set version=0.1".
     """
     if value not in choices:
         known = ", ".join(map(str, choices))
-        gap = "" if flag.endswith("=") else " "  # --set version=2, but --difficulty 6
-        raise ValueError(
-            f"{flag}{gap}{value}: {environment} knows {known}; choose one of them"
-        )
+        raise ValueError(f"{typed}: {environment} knows {known}; choose one of them")
 
 
 @dataclass
@@ -262,14 +264,15 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # Without a type, these are no settings but the same for every episode.
+    # Without a type these are no fields: nobody can set them, all episodes share them.
     tools = None  # there are none to call
     max_turns = 1  # one reply, and the episode is over
 
     def __post_init__(self):
-        check_choice("--difficulty", self.difficulty, TIERS, "letters")
-        check_choice("--reward", self.reward_kind, ("binary", "partial"), "letters")
-        check_choice("--sft-style", self.style, STYLES, "letters")
+        tier, kind, style = self.difficulty, self.reward_kind, self.style
+        check_choice(f"--difficulty {tier}", tier, TIERS, "letters")
+        check_choice(f"--reward {kind}", kind, ("binary", "partial"), "letters")
+        check_choice(f"--sft-style {style}", style, STYLES, "letters")
 
     def reset(self, seed: int) -> list[dict]:
         """The opening messages of the task that is drawn with `seed`."""

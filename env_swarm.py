@@ -162,10 +162,13 @@ class Swarm:
     max_turns = LAST_STEP
 
     def __post_init__(self):
-        check_choice("--set version=", self.version, WEIGHTS, "swarm")
-        check_choice("--difficulty", self.difficulty, (*DIFFICULTIES, MIXED), "swarm")
-        check_choice("--sft-style", self.style, STYLES, "swarm")
-        check_choice("--set payoff_scale=", self.payoff_scale, PAYOFFS, "swarm")
+        for flag, value, choices in (
+            ("--set version=", self.version, WEIGHTS),
+            ("--difficulty ", self.difficulty, (*DIFFICULTIES, MIXED)),
+            ("--sft-style ", self.style, STYLES),
+            ("--set payoff_scale=", self.payoff_scale, PAYOFFS),
+        ):
+            check_choice(f"{flag}{value}", value, choices, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)

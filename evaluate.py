@@ -217,21 +217,12 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     played = without_failed(groups)
     episodes = [e for g in played for e in g]
     right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
-    signal = sum(len({e.reward for e in g}) > 1 for g in played)
     lengths = [e.reply_tokens for e in episodes]
     cut = np.mean([e.stop_reason == "truncated" for e in episodes])
     form = np.mean([e.components.get("format", 1) for e in episodes])
     different = [len({tuple(e.token_ids) for e in g}) for g in played]
     texts = (m["content"] for m in episodes[0].messages if m["role"] == "assistant")
     reply = next(texts, "")[-200:]
-    now = f"{signal} of {len(played)} groups have a signal"
-    if signal >= FEW * len(played):
-        so = f"{now}: GRPO has something to learn from"
-    elif np.mean([e.reward for e in episodes]) > 0.9:
-        so = f"{now}, and the tasks are solved: give it harder ones"
-    else:
-        cure = doctor.cure("few groups", doctor.OURS)
-        so = f"{now}: GRPO will hardly move; try {cure}"
     return [
         f"replies     {len(episodes)}, {form:.0%} in the right format",
         f"length      {np.mean(lengths):.0f} tokens, at most {max(lengths)}; "
@@ -241,8 +232,21 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
         f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
         f"pass@{cfg.k:<7}{metrics.mean([float(any(g)) for g in right])}",
         f"a reply     {reply!r}, reward {episodes[0].reward:g}",
-        so,
+        verdict(groups),
     ]
+
+
+def verdict(groups: list[list[Episode]]) -> str:
+    """Has GRPO something to learn from a batch [G][k]?"""
+    rewards = [[e.reward for e in g] for g in without_failed(groups)]
+    signal = sum(len(set(row)) > 1 for row in rewards)
+    now = f"{signal} of {len(rewards)} groups have a signal"
+    if signal >= FEW * len(rewards):
+        return f"{now}: GRPO has something to learn from"
+    if np.mean(sum(rewards, [])) > 0.9:
+        return f"{now}, and the tasks are solved: give it harder ones"
+    cure = doctor.cure("few groups", doctor.OURS)
+    return f"{now}: GRPO will hardly move; try {cure}"
 
 
 # ----------------------------------------------------------------- train.py --eval-only

@@ -13,12 +13,15 @@ and is skipped.
 Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
 policy either. There is one optimizer step per batch by default, so the importance ratio
 (how likely a token is now, over how likely it was when it was sampled) is 1 and
-clipping never acts. That is why the printed loss is near 0 and the ratio 1.000 in a
-healthy run: the *value* of mean(ratio · advantage) is about the mean advantage, which
+clipping never acts. That is why, in a healthy run, the ratio is 1.000 and the printed
+loss near 0: the *value* of mean(ratio · advantage) is about the mean advantage, which
 is 0 by construction; its *gradient* is not. Watch the reward and grad_norm instead.
+(Near 0 is the loss of grpo and gspo. The others weigh tokens by length or multiply
+log-probs, and what comes out can be any number.)
 
-A loss is a sum over all sampled tokens, of - weight · ratio · advantage. The losses
-differ in three things:
+    loss = - Σ weight · ratio · advantage,   over all sampled tokens
+
+The losses differ in three things:
 
     ratio    of each token; or one for the whole episode; or none. If it is constant, it
              scales the gradient but gets none itself.
@@ -34,9 +37,9 @@ differ in three things:
     gspo        episode          [1-ε, 1+ε_high]    1 / (N · L)    Zheng 2025, eq. 5
     cispo       token, constant  ratio <= 1+ε_high  1 / T          MiniMax 2025, eq. 4
 
-reinforce has the log-prob in place of the ratio (it only logs one), cispo in addition
-to it; dr_grpo also leaves the advantages undivided by the std. Weights are worked out
-once over the whole batch, so cutting it into micro-batches cannot change the gradient.
+In reinforce the log-prob stands in place of the ratio; in cispo it is multiplied by it.
+dr_grpo also leaves the advantages undivided by the std. Weights are worked out once
+over the whole batch, so cutting it into micro-batches cannot change the gradient.
 Samples of an older policy, or of another engine, get one more weight: fast/batches.py
 (--importance).
 
@@ -54,8 +57,9 @@ from fast.logprobs import shares_prompts, token_logprobs
 from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
-# What is clipped: (ε, ε_high), the paper's where it names them. The ratio may lie in
-# [1 - ε, 1 + ε_high]; cispo's ε of 1 means no lower bound. reinforce has no ratio.
+# Where the ratio is clipped: (ε, ε_high), from the papers where they give numbers. It
+# may lie in [1 - ε, 1 + ε_high]; cispo's ε of 1 means no lower bound. reinforce has no
+# ratio.
 CLIP = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
@@ -87,7 +91,7 @@ def update(
     Returns what to log, the columns of fast/batches.py. Raises FloatingPointError if
     loss or gradient is not finite, before the step.
     """
-    chosen = with_signal(groups, advantages, cfg)
+    chosen = to_train(groups, advantages, cfg)
     # The log may run forward a second time, to see how far two equal passes differ.
     log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     batches = micro_batches(chosen, policy, cfg)
@@ -98,7 +102,7 @@ def update(
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs [M] and entropy [M], now
             if epoch == 0:
-                compare_with_old_policies(batch, out, cfg)
+                set_proximal_and_importance(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
                 penalty = kl_to_reference(policy, reference, batch, out, cfg)
@@ -173,8 +177,8 @@ class Output:
     """What the policy says now of a batch's M sampled tokens."""
 
     logprobs: torch.Tensor  # [M], differentiable
-    entropy: torch.Tensor  # [M], differentiable if the loss stands in NEEDS_LOGITS
-    logits: torch.Tensor | None = None  # [M, V], if the loss stands in NEEDS_LOGITS
+    entropy: torch.Tensor  # [M], differentiable if the loss is in NEEDS_PLAIN_PASS
+    logits: torch.Tensor | None = None  # [M, V], if the loss is in NEEDS_PLAIN_PASS
     # What a loss leaves here is logged.
     ratio: torch.Tensor | None = None  # [M]
     clipped: torch.Tensor | None = None  # [M] bool
@@ -193,7 +197,7 @@ def grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 def dr_grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Liu 2025, §3.2: as grpo, every token of the run weighs the same; no deviation."""
+    """Liu 2025, §3.2: grpo with weights of 1 / (N · max) and undivided advantages."""
     return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dr_grpo"])
 
 
@@ -219,7 +223,8 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     return -(batch.weights * constant * batch.advantages * out.logprobs).sum()
 
 
-# A loss of your own is a function like these and a line here; then --loss NAME.
+# A loss of your own is a function like these and a line here; then --loss NAME. It sees
+# a micro-batch, which may hold a part of a group. Two more lines if you need them:
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -228,21 +233,19 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# Losses in which all episodes weigh the same, so a token of a long one weighs less.
-# (In a loss that is not named here all tokens do.) Only their value is near 0 in every
-# healthy run: dapo and dr_grpo weigh by length, reinforce and cispo multiply log-probs,
-# and what comes out can be any number.
-ALIKE = {"grpo", "gspo"}
-# Losses that use out.logits, or the gradient of out.entropy. They train on every
-# episode, also where the advantage is 0. The logits are [M, V]: mind the memory.
-NEEDS_LOGITS: set[str] = set()
+# 1. In these losses all episodes weigh the same, so a token of a long one weighs less.
+# In the others, and in yours unless it is named here, all tokens weigh the same.
+EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
+# 2. These use out.logits, or the gradient of out.entropy. They train on every episode,
+# also where the advantage is 0. The logits are [M, V]: mind the memory.
+NEEDS_PLAIN_PASS: set[str] = set()
 
 
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
-    """How likely each token is now, over how likely it was: [M].
+    """How likely each token is now, over how likely the proximal policy found it: [M].
 
-    "Was" is batch.proximal: when it was sampled, or at the start of this update; set in
-    its first pass (compare_with_old_policies).
+    That is the policy that sampled it, or the one at the start of this update
+    (set_proximal_and_importance).
     """
     return (out.logprobs - batch.proximal).exp()
 
@@ -272,7 +275,7 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
     on the batch, and that is why dr_grpo divides by it.
     """
     n = max(1, len(lengths))
-    if loss in ALIKE:
+    if loss in EPISODES_WEIGH_ALIKE:
         return 1.0 / (n * lengths.clamp(min=1))
     if loss == "dr_grpo":
         return torch.full_like(lengths, 1.0 / (n * max_tokens), dtype=torch.float32)
@@ -293,7 +296,7 @@ class WeightedEpisode:
     weights: torch.Tensor  # [n]
 
 
-def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpisode]:
+def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpisode]:
     """The episodes that are trained on, each with its advantages and weights."""
     pairs = [
         (e, torch.as_tensor(advantage).float())
@@ -306,8 +309,9 @@ def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEp
     weighted = []
     for (e, advantage), weight in zip(pairs, weights):
         n = e.reply_tokens
+        # A number is repeated for each token; an [n] stays what it is.
         weighted.append(WeightedEpisode(e, advantage.expand(n), weight.expand(n)))
-    if cfg.kl > 0 or cfg.loss in NEEDS_LOGITS:
+    if cfg.kl > 0 or cfg.loss in NEEDS_PLAIN_PASS:
         return weighted
     # An advantage of 0 is a gradient of 0: without a KL or an entropy such an episode
     # needs no forward pass. The weights have counted it, so this changes no gradient.
@@ -333,7 +337,7 @@ def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Ba
 
 def is_plain(cfg) -> bool:
     """Are the log-probs computed the plain way (policy.py)?"""
-    return cfg.plain or cfg.loss in NEEDS_LOGITS
+    return cfg.plain or cfg.loss in NEEDS_PLAIN_PASS
 
 
 def forward(policy: Policy, batch: Batch, cfg) -> Output:
@@ -346,7 +350,7 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
     return Output(*token_logprobs(policy, batch.ids, batch.mask, cfg.temperature))
 
 
-def compare_with_old_policies(batch: Batch, out: Output, cfg) -> None:
+def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
     """At the first pass: set the ratio's denominator, and weigh samples by their age.
 
     The *behaviour* policy drew the samples. The *proximal* policy is the denominator of
@@ -364,9 +368,9 @@ def compare_with_old_policies(batch: Batch, out: Output, cfg) -> None:
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    As in Shao et al. 2024, eq. 4. Its value is that KL. Its gradient is that of
-    KL(reference || policy), because the samples depend on the policy, too, and this
-    term leaves that out. Near the reference both gradients are the same.
+    As in Shao et al. 2024, eq. 4. Its value is that KL. But which tokens are drawn
+    depends on the policy, too, and no gradient flows through the drawing. What is left
+    is the gradient of KL(reference || policy); near the reference the two are the same.
     """
     with torch.no_grad(), swapped(policy, reference):
         before = forward(policy, batch, cfg).logprobs  # [M]

@@ -11,7 +11,8 @@ What you will see, of 256 development tasks and with seed 0:
     update 150  reward 0.95  spells 100%  gradient 0.09
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
 
-and then the curve of the reward, drawn with characters.
+and then the curve of the reward, drawn with characters. (An evaluation takes the
+likeliest token each time. An update draws its tokens, and earns less at first.)
 
 The model (0.9M parameters, models/pico_base) is asked how often letters occur in some
 string. It can answer at once, and be wrong. Or it can first spell the string out with
@@ -61,7 +62,7 @@ TASKS = 8  # per update
 # Samples per task. Try 1: there is nothing to compare with, every advantage is 0, and
 # nothing is learnt.
 K = 8
-# Of a reply. Try 64: every thought is cut off before it can pay, so none is learnt.
+# The longest reply. Try 64: every thought is cut off before it can pay: none is learnt.
 MAX_TOKENS = 320
 # Try 0.1: after a few updates the model babbles, and the reward stays at 0.
 LR = 3e-4
@@ -92,7 +93,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    rng.random()  # the book's easier tiers decide here to ask for one letter or several
+    rng.random()  # unused: the book draws here for easier tiers; its tasks are ours
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
     present = sorted(set(text))
@@ -132,7 +133,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     if len(answers) != 1 or len(tags) != 2 or "<think>" in rest:
         return 0.0
     try:
-        # An object {"a": 3} becomes a tuple of pairs, (("a", 3),): a dict would hide
+        # An object {"a": 3} is read as a tuple of pairs, (("a", 3),): a dict would hide
         # that a letter was answered twice. Nothing else in JSON becomes a tuple.
         pairs = json.loads(answers[0].strip(), object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
@@ -164,8 +165,8 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
         if re.fullmatch("<0x..>", piece):  # <0x41> stands for the byte 0x41, an A
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    # Whole tokens, such as <think>. The scores above are negative, so with this one no
-    # way of cutting them in two can be better.
+    # Tokens such as <think> are never cut in two: the scores above are negative, so no
+    # sum of them comes near this one.
     for token in file["added_tokens"]:
         scored[token["content"]] = (10**6, token["id"])
     return texts, scored
@@ -185,6 +186,7 @@ def encode(text: str) -> list[int]:
     letters ends in some piece; before it stands the best way to cut what is left.
     """
     # best[n]: (score, minus where its last piece begins, ids) of the first n letters.
+    # With the minus, max prefers the longer last piece if two scores are equal.
     best = [(0.0, 0, [])]
     for end in range(1, len(text) + 1):
         ways = []  # to cut the first `end` letters, one per last piece
@@ -194,7 +196,7 @@ def encode(text: str) -> list[int]:
                 score, token_id = SCORED[piece]
                 total, _, ids = best[begin]
                 ways.append((total + score, -begin, ids + [token_id]))
-        best.append(max(ways))  # the highest score; if two are equal, the longer piece
+        best.append(max(ways))
     return best[-1][2]
 
 
@@ -252,7 +254,7 @@ def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     return x * angle.cos() + swapped * angle.sin()
 
 
-LAST = (slice(None), -1)  # of each row
+LAST = (slice(None), -1)  # x[LAST] is x[:, -1]: the last place of each row
 
 
 def forward(
@@ -291,7 +293,8 @@ def forward(
     positions = keys[start:, None]  # [T, 1]
     first = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first)  # [B, T, start + T]
-    # Once for each of the n_rep heads that share keys: below they follow each other.
+    # n_rep heads of queries share the keys. Their T queries each are laid end to end
+    # below, so their masks are, too.
     mask = mask.repeat(1, n_rep, 1)[:, None]  # [B, 1, n_rep · T, start + T]
 
     exponents = torch.arange(0, HEAD_DIM, 2, device=DEVICE) / HEAD_DIM
@@ -369,7 +372,8 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
     logp = logp.repeat_interleave(k, 0)  # [B, V]
     pad = pad.repeat_interleave(k)  # [B]
-    # Room for the reply behind each prompt's keys and values.
+    # Room for the reply behind each prompt's keys and values: `places` gets longer.
+    # (F.pad begins with the last dimension: nothing for HEAD_DIM, then MAX_TOKENS.)
     cache = F.pad(cache.repeat_interleave(k, 2), (0, 0, 0, MAX_TOKENS))
 
     tokens, logprobs = [], []
@@ -421,7 +425,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     T = max(len(row) for row in rows)
     padded = [row + [0] * (T - len(row)) for row in rows]
     ids = torch.tensor(padded, device=DEVICE)  # [N, T]
-    # Place t predicts token t + 1: the shift that every trainer gets wrong once.
+    # Place t predicts token t + 1: the shift that every trainer gets wrong once. After
+    # a prompt of 3 tokens, a reply of 2 is predicted at the places 2 and 3.
     mask = torch.zeros(len(rows), T - 1, dtype=torch.bool, device=DEVICE)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
@@ -443,9 +448,9 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     old_logp = torch.tensor(sampled, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
     # How likely a token is now, over how likely it was when it was drawn. With one step
-    # per batch, as here, nothing has changed since: every ratio is 1, its gradient is
-    # that of logp, and the clip below never acts. From a second step on it would keep
-    # the policy near the one that drew the samples.
+    # per batch, as here, nothing has changed since: every ratio is 1, the gradient of a
+    # ratio is that of its logp, and the clip below never acts. From a second step on it
+    # would keep the policy near the one that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
@@ -529,7 +534,7 @@ def main(seed: int, updates: int) -> None:
         for i in range(updates):
             # 1 sample: K replies to each of TASKS new tasks. Each update takes the next
             # seeds, another --seed begins elsewhere, and all stay below SFT_SEEDS.
-            first = (seed * 100_000 + i) * TASKS % 10**9
+            first = ((seed * 100_000 + i) * TASKS) % 10**9
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(policy_of(lora), range(first, first + TASKS), K, chance)
 
@@ -541,6 +546,7 @@ def main(seed: int, updates: int) -> None:
             # 3 learn: the better ones become likelier, the worse ones less likely.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
+                    # policy_of is called anew: backward() frees what led from A and B.
                     loss = grpo_loss(policy_of(lora), group, advantage)
                     # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()

@@ -4,8 +4,8 @@
          -> reply ids -> text -> env.step -> messages -> …
 
 The one rule is *token-exact*: what is trained is, token for token, what was sampled.
-A reply is never decoded and tokenized again (the second cut can differ from the first),
-and never rendered by the template again (Qwen3's drops the thinking of earlier turns).
+A reply is never decoded and tokenized again (the tokens may come out differently), and
+never rendered by the template again (Qwen3's drops the thinking of earlier turns).
 The text between two turns, as the template writes it, is appended. And we measure it:
 each update compares the log-prob of every token that it trains on with the one it was
 sampled at (fast/batches.py; the column `mismatch` of metrics.jsonl).
@@ -58,7 +58,8 @@ class Episode:
     # "" while it is being played.
     stop_reason: str = "done"
     policy_version: int = 0  # updates that the policy had seen when it sampled this
-    age: int = 0  # updates between that policy and the one trained on this episode
+    # How many updates older that policy was than the one trained on this episode.
+    age: int = 0  # set by fast/ahead.py
     messages: list[dict] = field(default_factory=list)  # as text, for people
     error: str = ""  # with stop_reason "error": what happened, in one line
 
@@ -100,7 +101,7 @@ def after_reply(
     """What stands between a reply and the next: token ids in two parts.
 
     A chat template is a program that comes with a model and writes a conversation as
-    one text. If the user answers a reply by "And 2 + 2?", two of them write behind it
+    one text. Say the user answers a reply by "And 2 + 2?". After the reply comes, with
 
         template    1. end of the turn    2. the new messages, and who speaks next
         Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
@@ -111,7 +112,7 @@ def after_reply(
     """
     # Some templates write a tool's result only if they are given the tools again.
     tools = tools if read_template(policy.tokenizer).tools else None
-    # To see what the template writes behind a reply, let it write a reply that we find.
+    # Render a conversation whose reply is a marker, and keep what follows the marker.
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -122,7 +123,7 @@ def after_reply(
             "the chat template changes what the assistant said; take another model"
         )
     ids = encode(policy, after)
-    n, _ = end_of_turn(policy.tokenizer, after)
+    n, _ = end_of_turn(policy.tokenizer, after)  # how many of them end the turn
     return ids[:n], ids[n:]
 
 
@@ -131,9 +132,9 @@ def answer_ids(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.think, env.tools)
-    # The reply has ended with the end of its turn, so only the rest is new. But where
-    # the next message's header ends a turn (GLM's <|user|> or <|observation|>), the
-    # policy may have sampled another header than the one that comes.
+    # Usually the reply ends with the end of its turn, and only the rest is new. With
+    # GLM's template the header of the next message ends a turn, so the policy has to
+    # guess it. If it guesses wrong, the right one is appended behind its own.
     header_ends_turn = read_template(policy.tokenizer).header
     if header_ends_turn and end != sample.token_ids[-1:]:
         return end + rest
@@ -182,11 +183,11 @@ def play(
     active = still_playing(players)
     while active:
         prompts = [p.episode.token_ids for p in active]
-        draws = [(p.episode.seed, p.member, p.episode.turns) for p in active]
-        seeds = [(sample_seed, *draw) for draw in draws]
+        played = [(p.episode.seed, p.member, p.episode.turns) for p in active]
+        random_keys = [(sample_seed, *place) for place in played]
         caches = [p.cache for p in active]
         samples = sample_each(
-            sampler, prompts, seeds, caches, max_tokens, temperature, keep_cache
+            sampler, prompts, random_keys, caches, max_tokens, temperature, keep_cache
         )
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, max_prompt)
@@ -232,7 +233,7 @@ def open_group(
         return group
     opening, env = ready[0].episode.messages, ready[0].env
     ids = prompt_ids(policy, opening, env.tools, env.think)
-    for p in ready:
+    for p in ready:  # what is wrong with the prompt ends each of these episodes
         with failure_ends(p.episode):
             check_prompt(ready, ids, max_prompt)
             append_given(p.episode, ids)
@@ -273,14 +274,14 @@ def take_turn(
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    # The environment reads the whole thought, also one that the prompt has begun, but
-    # not the end-of-turn token.
+    # Some templates write <think> at the end of the prompt. The environment is to read
+    # the whole thought, so it is put back; the end-of-turn token is left out.
     said = sample.token_ids[:-1] if sample.finished else sample.token_ids
     begun = start_of_thought(policy.tokenizer, env.think)
     reply = begun + policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):
-        new_messages, done = env.step(reply)
+        new_messages, done = env.step(reply)  # a reply that was cut, too: it is scored
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
         elif done:
@@ -316,7 +317,9 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
 
     It may be longer than the policy's context: sft.py leaves such ones out.
     """
-    (player,) = open_group(policy, lambda: env, seed, 0, 1, UNLIMITED)
+    [player] = open_group(
+        policy, lambda: env, seed, number=0, k=1, max_prompt=UNLIMITED
+    )
     episode = player.episode
     # Not always eos_token: Gemma ends a turn with one token and a text with another.
     end = read_template(policy.tokenizer).end
@@ -341,7 +344,8 @@ if __name__ == "__main__":
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     make_env = lambda: Letters(2, "binary", think=True, style="bare")
-    [[e]] = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, 0)
+    how = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
+    [[e]] = play(policy, TorchSampler(policy), make_env, [3], **how)
     print("token              sampled  log-prob")
     for token, sampled, logprob in zip(e.token_ids, e.sampled, e.logprobs):
         said = f"policy {logprob:9.3f}" if sampled else "."

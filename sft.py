@@ -30,12 +30,12 @@ def sft(
     make_env() -> an environment. stop_here() is called after every step, and raises if
     somebody has asked the run to stop. Call sft() inside `with policy.learning()`.
 
-    Returns {"losses": of each step, "tokens": how many were trained on, "too_long": a
-    warning for the run, see fitting}.
+    Returns {"losses": of each step, "tokens": how many were trained on, "warnings": for
+    the run to tell, see fitting}.
     """
     seeds = seeds if cfg.sft_steps else []  # without a step nobody needs an expert
     episodes = [expert_episode(policy, make_env(), seed) for seed in seeds]
-    episodes, too_long = fitting(policy, episodes, cfg.max_tokens)
+    episodes, warnings = fitting(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
@@ -48,36 +48,39 @@ def sft(
         losses.append(stats["loss"])
         tokens += sum(e.reply_tokens for e in batch)
         stop_here()
-    return {"losses": losses, "tokens": tokens, "too_long": too_long}
+    return {"losses": losses, "tokens": tokens, "warnings": warnings}
 
 
 def fitting(
     policy: Policy, episodes: list[Episode], max_tokens: int
 ) -> tuple[list[Episode], dict[str, str]]:
-    """(the demonstrations that RL could play, a warning about the others or {}).
+    """(the demonstrations that RL could play, {name: a warning about others}).
 
     Left out are those that are longer than the model's context, and those with a reply
-    of more than max_tokens, because RL would cut it. If all have one, they stay.
-    ValueError if none fits the context.
+    of more than max_tokens, because RL would cut it. If that would leave none, the ones
+    with long replies stay. ValueError if none fits the context.
     """
-    context = most_prompt_tokens(policy, None, 0)
+    context = most_prompt_tokens(policy, sampler=None, max_tokens=0)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
     if episodes and not in_context:
         raise ValueError(
             f"SFT: every demonstration is longer than the model's context of {context} "
             "tokens; show shorter ones, or use --sft-steps 0"
         )
+    n, warnings = len(episodes), {}
+    if len(in_context) < n:
+        warnings["beyond the context"] = (
+            f"{n - len(in_context)} of {n} demonstrations are longer than the model's "
+            f"context of {context} tokens and are left out"
+        )
     short = [e for e in in_context if longest_reply(e) <= max_tokens]
-    if len(short) == len(episodes):
-        return episodes, {}
-    warning = (
-        f"of {len(episodes)} demonstrations {len(episodes) - len(in_context)} are "
-        f"longer than the model's context of {context} tokens and left out; "
-        f"{len(in_context) - len(short)} have a reply longer than --max-tokens "
-        f"{max_tokens}, which RL would cut, and are "
-        f"{'left out' if short else 'shown, as there are no others'}"
-    )
-    return short or in_context, {"too long": warning}
+    if len(short) < len(in_context):
+        warnings["too long"] = (
+            f"{len(in_context) - len(short)} of {n} demonstrations have a reply longer "
+            f"than --max-tokens {max_tokens}, which RL would cut; they are "
+            f"{'left out' if short else 'shown, as there are no others'}"
+        )
+    return short or in_context, warnings
 
 
 def longest_reply(episode: Episode) -> int:

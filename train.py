@@ -28,6 +28,7 @@ from evaluate import (
     headline,
     prospects,
     summarize,
+    verdict,
 )
 from fast import parallel
 from fast.ahead import open_rollouts
@@ -57,22 +58,24 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     state = run.state  # how many updates are done, and what a resumed run needs besides
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
-    if not run.saved:  # a new run, or one that was stopped in SFT
+    if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate(cfg, run, policy, rollouts, "before")
+        # guarded: an environment that raises or hangs ends an episode, and not the run
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
+        # paused: the sampler lends its memory to the trainer
         with run.clock("sft"), rollouts.paused(), policy.learning():
             result = sft(policy, new_env, sft_seeds(cfg), cfg, run.stop_if_asked)
         run.log_sft(result)
-        # two warnings, each only if there is cause: demonstrations are too long, or
-        # they begin with another prompt than in RL
-        run.tell(result["too_long"])
+        # warnings, if there is cause: demonstrations are too long, or begin with
+        # another prompt than in RL
+        run.tell(result["warnings"])
         run.tell(other_opening(policy, new_env(), task_seeds(cfg, 0)[0]))
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------
-    print(refusals.healthy_loss(cfg))
+    print(refusals.loss_to_expect(cfg))
     while not run.finished():
         # 1 sample: the policy as it is now plays each task k times, a group per task
         # (fast/ahead.py calls rollout.play; state.level is how hard the tasks are, and
@@ -88,14 +91,13 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         state.update += 1
         run.log(groups, summarize(groups) | stats, rollouts)
         if state.update == 1:
-            # the last of its lines says whether GRPO can learn from such a batch
-            print(prospects(groups, cfg)[-1])
+            print(verdict(groups))  # can GRPO learn from such a batch?
         last = run.finished()
         if state.update % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
         if state.update % cfg.save_every == 0 or last or run.stop_asked():
             run.save(policy, optimizer, groups, advantages)
-        run.stop_if_asked()
+        run.stop_if_asked()  # by Ctrl-C, say: it ends here, and --resume goes on
     evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
     return run.finish()
@@ -122,9 +124,11 @@ def prepare(cfg: Config, user_flags: set[str]):
         put_in(cfg.break_)
 
     # Which model? If there are several processes, all take what the first one says.
-    choice = choose_model(*model_request(cfg, user_flags))
+    name, env, device, fixed = model_request(cfg, user_flags)
+    choice = choose_model(name, env, device, fixed)
     today = cfg.today or date.today().isoformat()  # some chat templates write the date
-    (model, reason, to_fit), today = parallel.from_first((choice, today))
+    choice, today = parallel.from_first((choice, today))
+    model, reason, to_fit = choice  # to_fit: settings with which it fits the card
 
     # Load it. (Another process that only samples may have to load it, too.)
     load = partial(
@@ -132,7 +136,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     )
     policy = load()
 
-    # Fill in what depends on it; to_fit: settings with which it fits the card.
+    # Fill in what depends on it.
     complete(cfg, policy.n_parameters, reason, model, to_fit)
     print(chat.about(policy.tokenizer, today))
     cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
@@ -147,7 +151,10 @@ def prepare(cfg: Config, user_flags: set[str]):
     print(fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1)), end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
-    return policy, open_rollouts(cfg, policy, load, new_env, partial(task_seeds, cfg))
+    seeds_of = partial(task_seeds, cfg)
+    return policy, open_rollouts(
+        cfg, policy, load=load, make_env=new_env, task_seeds=seeds_of
+    )
 
 
 def probe(cfg: Config, user_flags: set[str]) -> None:
@@ -185,8 +192,8 @@ def main() -> None:
         if cfg.eval_only:
             return evaluate_only(cfg, user_flags)
         # Refuse what cannot work, before a model is loaded. A resumed run goes by the
-        # settings in its folder; open_run refuses flags that would change them, --probe
-        # among them.
+        # settings in its folder, and open_run refuses flags that would change them (and
+        # --probe).
         if not cfg.resume and parallel.rank() == 0:
             refusals.tell_unread(cfg, user_flags)
             refusals.check(cfg)

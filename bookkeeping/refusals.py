@@ -251,7 +251,7 @@ def read_by(env: str) -> set[str]:
     return found | {"eval_other_tiers"} if env in LEVELS else found
 
 
-def healthy_loss(cfg: Config) -> str:
+def loss_to_expect(cfg: Config) -> str:
     """A line to print: what is healthy on-policy, and what to watch."""
     if cfg.epochs > 1 or cfg.async_rollouts:
         return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"

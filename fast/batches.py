@@ -101,7 +101,7 @@ class Batch:
     behaviour: torch.Tensor  # [M] log-prob under the policy that sampled it
     advantages: torch.Tensor | None = None  # [M]
     weights: torch.Tensor | None = None  # [M] of the token in the loss
-    # Filled in at the first forward pass of an update (grpo.compare_with_old_policies):
+    # Filled in at the first forward pass of an update (grpo.set_proximal_and_importance):
     proximal: torch.Tensor | None = None  # [M] log-prob under the denominator of the ratio
     importance: torch.Tensor | None = None  # [M] what a sample of an older policy weighs besides
 

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from fast.logprobs import attends_to_all
-from fast.machine import CannotGoOn, out_of_memory
+from fast.machine import CannotGoOn, free_memory, out_of_memory
 from policy import Policy, Sample, draw, encode, first_line, in_bfloat16, plain_logprobs, render
 
 SLICE = 32  # conversations of an evaluation at a time, on a card: a small model's batch of swarm
@@ -41,6 +41,10 @@ class TorchSampler:
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
         self.most_kept = 10**12  # tokens: conversations this long together keep no caches
         self.decoder = make_decoder(policy)
+        self.room = 10**12  # tokens whose keys and values are in memory at once, at most
+        if policy.device.type == "cpu":  # no error is raised there: the system ends the process
+            free = free_memory() * 2**30 / 2
+            self.room = self.most_kept = int(free / cache_bytes(policy.lm.config))
         self.version = 0  # how many updates the policy that it samples from has seen
         # An evaluation has more tasks than a batch. A CPU's memory takes the caches of all.
         self.conversations = SLICE if policy.device.type == "cuda" else None
@@ -74,7 +78,8 @@ class TorchSampler:
         left = sorted(range(len(prompts)), key=lambda g: len(prompts[g]))
         found: dict[int, list[Sample]] = {}  # {prompt: its samples}
         while left:
-            batch = left[: max(1, self.max_rows // k)]
+            rows = min(self.max_rows, self.room // (len(prompts[left[-1]]) + max_tokens))
+            batch = left[: max(1, rows // k)]
             some, own, known = ([x[g] for g in batch] for x in (prompts, seeds, caches))
             try:
                 found |= zip(batch, self._batch(some, k, max_tokens, temperature, own, known, keep))
@@ -126,6 +131,15 @@ class TorchSampler:
                 rows, new, uniforms = [rows[n] for n in live], new[live], uniforms[live]
             logits = decoder.run(new[:, None])
         return [samples[first : first + k] for first in range(0, len(samples), k)]
+
+
+def cache_bytes(config) -> int:
+    """What the keys and values of a token take, in float32."""
+    config = config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 1)
+    channels = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * config.num_hidden_layers * kept * channels * 4
 
 
 def sample_each(

@@ -481,7 +481,7 @@ def with_entropy_bonus(batch, out, cfg):
 def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
     """Also of groups without an advantage: they have an entropy."""
     monkeypatch.setitem(LOSSES, "bonus", with_entropy_bonus)
-    monkeypatch.setattr(grpo, "NEEDS_LOGITS", {"bonus"})
+    monkeypatch.setattr(grpo, "NEEDS_PLAIN_PASS", {"bonus"})
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, [[1.0, 0.0], [0.5, 0.5]])
     run(policy, groups, "bonus")

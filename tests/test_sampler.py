@@ -130,6 +130,22 @@ def test_one_prompt_sampled_k_times_is_read_once(tiny, monkeypatch):
     assert seen == [[2, 7], [16, 1], [16, 1], [1, 5], [3, 1]]
 
 
+def test_a_cpu_decodes_as_many_rows_as_its_free_memory_has_room_for(tiny, monkeypatch):
+    """Nothing is raised there if there is too little: the system would end the process."""
+    whole = TorchSampler(endless(tiny)).sample(random_prompts(7, 7), 4, 3, 1.0, grid(2, 4))
+    bytes_of = tiny.lm.config.num_hidden_layers * 2 * tiny.lm.config.num_key_value_heads
+    bytes_of *= tiny.lm.config.head_dim * 4
+    conversations = 4 * (7 + 3) * bytes_of  # of one group, whose replies have three tokens
+    monkeypatch.setattr("fast.sampler.free_memory", lambda: 2 * conversations / 2**30)
+    sampler, seen = TorchSampler(endless(tiny)), []
+    spy = lambda ids, run=sampler.decoder.run: seen.append([*ids.shape]) or run(ids)
+    monkeypatch.setattr(sampler.decoder, "run", spy)
+    groups = sampler.sample(random_prompts(7, 7), 4, 3, 1.0, grid(2, 4))
+    assert seen == 2 * [[1, 7], [4, 1], [4, 1]]
+    ids = lambda groups: [[sample.token_ids for sample in group] for group in groups]
+    assert ids(groups) == ids(whole)
+
+
 # --------------------------------------------------------------------------- same seed, same sample
 
 
