@@ -72,6 +72,8 @@ FEWEST = 10  # updates; fewer say nothing
 SURE = 4.0  # standard errors; asked again and again, 95% will not do
 SURE_AT_END = 3.0  # ... of the final evaluation, which comes once
 MEASURABLE = 2.0  # ... that a 95% interval shows
+FEW = 0.3  # of the groups, whose rewards differ: the gradient is mostly noise
+NOISE = 5.0  # nats per token, too many whatever they were before: a base model's text has 2 to 3
 # {symptom that others may explain, so it is not told beside them: those that do not explain it}
 EXPLAINED = {"few groups": set(), "entropy collapse": {"few groups"}, "still": set()}
 LOOKS = 3_000  # moments at which a log is looked at; a longer one at every second step, and so on
@@ -241,23 +243,26 @@ def silent(lines: Lines) -> Found | None:
 
 
 def few_groups(lines: Lines, n: int = 30) -> Found | None:
-    """A gradient of a few groups is mostly noise: the reward stands where it stood at the start."""
+    """A gradient of a few groups is mostly noise: the reward has not risen since the start."""
     share, here = last(lines, "groups_with_signal", n), at_level(lines)
     was, now, risen, errors = rise(every(here, "reward"), fewest=n)
-    stands = abs(errors) <= MEASURABLE and abs(risen) <= 0.1 and not solved(here)
-    if share[-FEWEST:].any() and share.mean() <= 0.3 and stands:
+    stands = errors <= MEASURABLE and risen <= 0.1 and not solved(here)
+    if share[-FEWEST:].any() and share.mean() <= FEW and stands:
         return {
             "few groups": f"in the last {n} updates {share.mean():.0%} of the groups had rewards "
-            f"that differ, and the mean reward stands still ({was:.2f} at the start, {now:.2f} now)"
+            f"that differ, and the mean reward has not risen ({was:.2f} at first, {now:.2f} now)"
         }
 
 
 def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     """Groups have a signal, and yet the norm is 0: no weight gets a gradient.
 
-    Where no signal is logged, a reward that stays the same shows that there was none.
+    Where no signal is logged, a reward that stays the same shows that there was none. A Trainer
+    that logs every tenth step has in a row the mean share of ten steps, and the norm of the last
+    one: where few groups have a signal, zeros are no wonder.
     """
-    if last(lines, "grad_norm", n).max() <= 1e-8 and not quiet(lines, n):
+    few = last(lines, "groups_with_signal", n).mean() <= FEW
+    if last(lines, "grad_norm", n).max() <= 1e-8 and not quiet(lines, n) and not few:
         same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
         told = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": told}
@@ -400,7 +405,8 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
 
 # {column: (symptom, for how many updates, beyond what, beyond how many times what it was in the
 # first updates)}. Beyond both, if there are two limits.
-# noise, KL: both start near 0; a policy with more than 1 nat per token has come apart.
+# noise, KL: both start near 0; a policy with more than 1 nat per token has come apart, and one with
+# more than NOISE is sick, whatever it was before.
 # Of the engine's: bfloat16 makes about 0.01 nats per token: 0.01²/2 of k3 KL, most of it in few
 # tokens. Ten times that is no rounding. Probabilities differ by less than their logarithms.
 # stretch: Σ |log of the loss's ratio| / Σ |log-prob now - when sampled|, over all tokens: 1 for a
@@ -442,7 +448,8 @@ def beyond(lines: Lines) -> Found:
         values, first = last(here, column, n), every(here[:-n][:START], column)
         was = np.median(first) if len(first) else math.nan
         old = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
-        if compare(values, max(times * was, limit) if times else limit).all() and not old:
+        bound = min(max(times * was, limit), NOISE) if times else limit
+        if compare(values, bound).all() and not old:
             found[symptom] = f"in the last {n} updates " + BEYOND[column].format(values.mean(), was)
     return found
 
@@ -701,7 +708,7 @@ def nothing_found(log: logs.Log) -> str:
     if n < FEWEST:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
     said = "nothing wrong was found in what was looked at"
-    if len(loss) and np.median(np.abs(loss)) < 0.1 and np.sum(norms) > 0:
+    if len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0:
         said += (
             "; a loss near 0 is normal here, because advantages add up to 0 within each group and "
             "with one update per batch (num_iterations=1, ppo_epochs=1) the ratio is 1 when it is "

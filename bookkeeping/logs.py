@@ -4,7 +4,8 @@
     console text            TRL, Unsloth, ms-swift, verl, prime-rl; of 2025 and of today, with
                             colours, progress bars, or rows that somebody broke when pasting
     *.jsonl                 verl's file logger, prime-rl's metrics.jsonl, ms-swift's logging.jsonl
-    *.csv, *.tsv, tables    wandb's export of a chart or of a run; a table copied from a notebook
+    *.csv, *.tsv, tables    wandb's export of a chart or of a run; a table copied from a notebook,
+                            or the notebook with it (.ipynb, or exported: .html, .md)
 
 Which of them a file is, is told by what is in it: every reader tries, and the one that finds most
 rows wins. A row counts only if it has names that a framework logs (NAMES), so a dict that a
@@ -257,11 +258,18 @@ def table_rows(text: str) -> Iterator[Row]:
     for line in text.split("\n"):
         delimiter = max(",\t|", key=line.count)
         cells = [cell.strip() for row in csv.reader([line], delimiter=delimiter) for cell in row]
-        if names:
-            yield row_of(zip(names, cells))
-        elif len(cells) > 1 and {*STEPS} & {*cells}:
+        if len(cells) > 1 and {*STEPS} & {*cells}:
             run = next((cell.rpartition(" - ")[0] for cell in cells if " - " in cell), "")
             names = [cell.removeprefix(f"{run} - ") for cell in cells]
+        elif names:
+            yield row_of(zip(names, cells))
+
+
+def html_rows(text: str) -> Iterator[Row]:
+    """A notebook's table as the notebook keeps it (.ipynb), or as it is exported."""
+    rows = text.replace("\n", " ").split("<tr")
+    cells = (re.findall(r"<t[hd]\b[^>]{0,200}>([^<]*)</t[hd]>", row) for row in rows)
+    yield from table_rows("\n".join(map("\t".join, cells)))
 
 
 def console_rows(text: str) -> Iterator[Row]:
@@ -296,7 +304,7 @@ def rows_of(text: str) -> list[Row]:
     """By the reader that finds most of them."""
     found = [
         [row for row in reader(text) if row.keys() - BESIDES]
-        for reader in (dict_rows, table_rows, console_rows)
+        for reader in (dict_rows, table_rows, html_rows, console_rows)
     ]
     rows = counted(max(found, key=len))
     if planned := re.findall(r'max_steps": *"?(?:\d{1,12}/)?(\d{1,12})', text):

@@ -10,8 +10,9 @@ A model of our own is evaluated this way, too, once it is served: `python -m bri
 then `vllm serve`, or `transformers serve`.
 
 The endpoint may be slow, wrong or gone. The openai client retries what may pass (429, 5xx, a lost
-connection), waiting as long as Retry-After asks; a reply has a time limit over all its retries. An
-episode whose reply does not come fails: it is in no mean, and the report counts it beside n.
+connection), waiting as long as Retry-After asks, up to two minutes; a reply has a time limit over
+all its retries. An episode whose reply does not come fails: it is in no mean, and the report counts
+it beside n.
 Answers cost money, so each episode is written as soon as it is over, and Ctrl-C keeps what was
 played. If nothing is ever answered, one sentence says why, and the rest is not tried.
 
@@ -180,10 +181,15 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         cut = choice.get("finish_reason") == "length"
         message = choice["message"]
         calls = message.get("tool_calls") or []
+        for call in calls:  # "" if there are none, and strict servers do not take that back
+            call["function"]["arguments"] = call["function"].get("arguments") or "{}"
         content = message.get("content")
         if content is None:
             content = message.get("refusal")
         thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(content, list):  # chunks, as Mistral's models that think answer in
+            thought = "".join(t["text"] for chunk in content for t in chunk.get("thinking", ()))
+            content = "".join(chunk.get("text", "") for chunk in content)
         said = {"content": "" if content is None else content, "tool_calls": calls}
         if think and not split_thinking(said["content"])[0]:
             said["reasoning"] = thought

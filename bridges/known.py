@@ -207,18 +207,24 @@ def load_function(place: str, files: list[Path]) -> Callable:
 # ------------------------------------------------------------------------------------------ rows
 
 
-# 72, 72.0, .5, 1e3, $72, \$72, -$72, 72% and 144/2: the sign, the number, what it is divided by.
+# 72, 72.0, .5, 1e3, $72, \$72, -$72, €72, 72% and 144/2: the sign, the number, what it is divided
+# by.
 NUMBER = re.compile(
-    r"(?:\\?\$)?([-+]?)\s*(?:\\?\$)?\s*((?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:e[-+]?\d{1,2})?)"
-    r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%])?\.?",
+    r"(?:\\?\$|[€£])?([-+]?)\s*(?:\\?\$|[€£])?\s*"
+    r"((?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:e[-+]?\d{1,2})?)"
+    r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%]|[€£])?\.?",
     re.ASCII | re.IGNORECASE,
 )
+# Commas stand between thousands (1,072); 0,125 and 12,34 are no numbers.
+THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
+# A typographer's minus and fractions; the space keeps 1½ from being read as 11/2.
+PLAIN = {0x2212: "-", 0xBC: " 1/4", 0xBD: " 1/2", 0xBE: " 3/4", 0x2153: " 1/3", 0x2154: " 2/3"}
 
 
 def as_number(text: str) -> Fraction | None:
-    """As NUMBER says, with commas (1,072) and a typographer's minus, too."""
-    plain = re.sub(r"(?<=\d),(?=\d{3})", "", text.strip().replace("\u2212", "-"))
-    found = NUMBER.fullmatch(plain)
+    """As NUMBER, THOUSANDS and PLAIN say; bold or not."""
+    plain = text.strip().strip("*").translate(PLAIN).strip()
+    found = NUMBER.fullmatch(THOUSANDS.sub(lambda number: number[0].replace(",", ""), plain))
     return Fraction(found[1] + found[2].rstrip(".")) / int(found[3] or 1) if found else None
 
 

@@ -193,6 +193,8 @@ def read(response: dict, think: bool = True) -> str:
 
 
 CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
+PASS = '<tool_call>\n{"name": "pass_turn", "arguments": {}}\n</tool_call>'
+CHUNKS = [{"type": "thinking", "thinking": [{"text": "hm, "}, {"text": "hm"}]}, {"text": "hi"}]
 POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
 
 
@@ -210,6 +212,9 @@ POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}
         ),
         ({"content": None, "reasoning": "hm"}, True, "<think>\nhm\n</think>"),
         ({"content": "well", "tool_calls": [CALL]}, True, f"well\n{POST}"),
+        ({"content": None, "tool_calls": [{"function": {"name": "pass_turn"}}]}, True, PASS),
+        ({"content": CHUNKS}, True, "<think>\nhm, hm\n</think>\nhi"),
+        ({"content": CHUNKS}, False, "hi"),
     ],
 )
 def test_what_the_environment_reads(message, think, text):
@@ -238,13 +243,15 @@ def test_tool_calls_earn_the_same_in_fields_and_in_text(endpoint, tmp_path, nati
         talk = body["messages"]
         for said, told in zip(talk[1::2], talk[2::2]):  # what OpenAI would refuse
             if native:
-                assert told["tool_call_id"] == said["tool_calls"][0]["id"]
+                (called,) = said["tool_calls"]
+                assert told["tool_call_id"] == called["id"]
+                json.loads(called["function"]["arguments"])  # Databricks, too, refuses ""
             else:
                 assert told["role"] == "user" and told["content"].startswith("<tool_response>")
         name, arguments = CALLS[len(talk) // 2 % len(CALLS)]
         if not native:
             return say(write_call(name, arguments))
-        function = {"name": name, "arguments": json.dumps(arguments)}
+        function = {"name": name, "arguments": json.dumps(arguments) if arguments else ""}
         call = {"id": f"c{len(talk)}", "type": "function", "function": function}
         return say(None, message={"tool_calls": [call]}, finish_reason="tool_calls")
 

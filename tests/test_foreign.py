@@ -247,6 +247,13 @@ CASES = {
     "g07-swift-8343.jsonl": (["not a number"], "kl_ref is not a finite number in 20 rows"),
     "g08-mm-eureka-14.log": (["not a number"], "one reply per group"),
     "g09-verl-926.log": (["only in training"], "val/test_score/openai/gsm8k"),
+    "h01-unsloth-maze.ipynb": ([], "steps 1 to 600 (13 rows)"),
+    "h02-unsloth-openenv.txt": (["no signal", "cut short"], "max_completion_length"),
+    "h03-verl-3159.log": (
+        ["noise", "cut short", "no signal"],
+        "weights that reach the engine broken",
+    ),
+    "h04-trl-every-tenth-step.log": (["few groups"], "the mean reward has not risen"),
 }
 
 
