@@ -19,12 +19,11 @@ fifth within minutes.
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -36,7 +35,7 @@ import tyro
 from env_letters import Letters
 from fast.sampler import TorchSampler
 from grpo import update
-from lab.tables import RESULTS, ROOT, keep, spread, table, times_as_fast
+from lab.tables import RESULTS, ROOT, SPEEDS, keep, speeds, table
 from policy import Policy, adam, load_policy
 from rollout import play, prompt_ids
 from settings import Config
@@ -221,26 +220,12 @@ def peers(setup: Setup) -> dict:
     return arms
 
 
-def rows(arms: dict) -> Iterator[list]:
-    """Tokens per second of each arm, and how many times as fast ours is, round by round."""
-    ends = lambda values: [statistics.median(values), min(values), max(values)]
-    rates = {a: [r["tokens"] / r["seconds"] for r in arm["rounds"]] for a, arm in arms.items()}
-    for name, arm in arms.items():
-        model, side, package = name.split(", ")
-        mine = f"{model}, {side.partition('_')[0]}_ours"
-        ours = next(rates[other] for other in arms if other.startswith(mine))
-        faster = times_as_fast(ends([a / b for a, b in zip(ours, rates[name])]))
-        peak = max(r["mb"] for r in arm["rounds"])
-        yield [model, side, package, spread(ends(rates[name])), faster, f"{peak:,.0f}"]
-
-
 def main(setup: Setup) -> None:
     arms = peers(setup)
     cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
     head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu}
     keep(Path(setup.out or RESULTS / "speed.json"), head, arms)
-    columns = "model | side | package | tokens per second | ours faster | peak MB"
-    print(table(columns, rows(arms)))
+    print(table(SPEEDS, speeds(arms)))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ any page: `wrong` names those that do not. tests/test_tables.py runs the check.
 
 import json
 import re
+import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -648,6 +649,23 @@ def times_as_fast(values: list[float]) -> str:
     return re.sub(r"^(\S+)(?= \[)", r"**\1**", spread(values, 1))
 
 
+SPEEDS = "model | what, and whose | tokens per second | ours faster, round by round | peak MB"
+
+
+def speeds(arms: dict) -> Iterator[list]:
+    """Of arms of results/speed.json; medians [least, most] over the rounds."""
+    ends = lambda values: [statistics.median(values), min(values), max(values)]
+    rates = {a: [r["tokens"] / r["seconds"] for r in arm["rounds"]] for a, arm in arms.items()}
+    for name, arm in arms.items():
+        model, side, package = name.split(", ")
+        mine = f"{model}, {side.partition('_')[0]}_ours"
+        ours = next(rates[other] for other in arms if other.startswith(mine))
+        faster = times_as_fast(ends([a / b for a, b in zip(ours, rates[name])]))
+        peak = max(r["mb"] for r in arm["rounds"])
+        who = f"{side.replace('_', ', ')} ({package})"
+        yield [model, who, spread(ends(rates[name]), 1), faster, f"{peak:,.0f}"]
+
+
 def of_side(side: str) -> Cell:
     unit = lambda row: f" {row['unit']}" if "unit" in row else ""
     return lambda row: spread(row[side], row.get("digits", 0), unit(row))
@@ -670,6 +688,7 @@ TABLES |= {
             "ours, of the limit": "{of_limit:.0%}",
         },
     ),
+    "speed_real": lambda: table(SPEEDS, speeds(read("speed")["arms"])),
     "cost": lambda: made(  # what a run of each environment costs on a CPU
         hardware("cost"),
         {

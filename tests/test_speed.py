@@ -23,7 +23,7 @@ def test_every_installed_side_gives_tokens_seconds_and_memory(tmp_path, capsys):
     for name, arm in arms.items():
         [found] = arm["rounds"]
         assert found["tokens"] == 16 and found["seconds"] > 0 and found["mb"] > 50, name
-    assert f"| {speed.Setup().model} | update_ours |" in capsys.readouterr().out
+    assert f"| {speed.Setup().model} | update, ours (torch " in capsys.readouterr().out
 
 
 def test_a_card_is_compared_with_the_cpu():
