@@ -199,9 +199,13 @@ def aim(lines: Lines) -> str:
 def signal(line: dict) -> float:
     """Above 0 if some group's rewards differ. By whatever a framework logs; NaN if nothing says."""
     get = lambda name: line.get(name, math.nan)
-    spreads = (get("groups_with_signal"), get("advantage_max") - get("advantage_min"))
-    none = get("trainable") == 0 or get("reward") == get("reward_max")  # and more says nothing
-    spreads += (get("advantage_std"), get("reward_std"), 0.0 if none else math.nan)
+    spreads = (
+        get("groups_with_signal"),
+        get("advantage_max") - get("advantage_min"),
+        get("advantage_std"),
+        get("reward_std"),
+        0.0 if get("reward") == get("reward_max") else math.nan,
+    )
     return next(filter(math.isfinite, spreads), math.nan)
 
 
@@ -447,9 +451,10 @@ def beyond(lines: Lines) -> Found:
     for column, (symptom, n, compare, limit, times) in LIMITS.items():
         values, first = last(here, column, n), every(here[:-n][:START], column)
         was = np.median(first) if len(first) else math.nan
-        old = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
+        passes = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
+        passes |= symptom == "KL" and values.mean() < was  # large from the first on, and it falls
         bound = min(max(times * was, limit), NOISE) if times else limit
-        if compare(values, bound).all() and not old:
+        if compare(values, bound).all() and not passes:
             found[symptom] = f"in the last {n} updates " + BEYOND[column].format(values.mean(), was)
     return found
 

@@ -100,7 +100,7 @@ NAMES = {
         "optim/grad_norm": "grad_norm",
         r"eval/[^/]+/effective/[^/]+/(?:reward/mean|avg@\d+)|val_reward/mean": "eval_reward",
         r"(?:Avg\. )?Reward": "reward",
-        "Trainable": "trainable",
+        "Trainable": "groups_with_signal",  # the share of replies with an advantage
         "Truncation": "truncated",
         "Error": "errors_share",
         "Loss": "loss",
@@ -216,13 +216,15 @@ PAIR = re.compile(
     r"""['"]([^'"]{1,200})['"]\s*:\s*(?:np\.float(?:32|64)\()?['"]?([^,'"{}()\s]{1,60})"""
 )
 # step:5 - actor/entropy:0.31 - critic/score/mean:np.float64(0.5)
-# 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1% (in 2025: Reward: 0.5000)
+# 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Trainable 2/20 (10.0%) | Truncation 3.1%
+# (in 2025: Reward: 0.5000)
 # Evaluated aime (Step 5) | …
 # {"message": "Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1%", …  (prime-rl's log.json_logging)
 STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
 BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into lines
 SHOWN = re.compile(
-    r"(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)\"\\]|$)"
+    r"(.{1,200}?):? ?(?:np\.\w+\(|\d+/\d+ \()?"  # a share is that in the brackets
+    r"([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)\"\\]|$)"
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
@@ -243,6 +245,8 @@ def row_of(pairs) -> Row:
             name = "rounded"
         with suppress(ValueError):
             number = float(text.partition("/")[0])  # ms-swift's step is "5/3766"
+            if name == "Trainable" and number == 1:  # in June 2026: that none was filtered
+                continue
             row[name] = 1 - number if name.endswith("reward_zero_std") else number
     step = [row[name] for name in STEPS if name in row]
     return row | {"step": step[0]} if step else row

@@ -201,7 +201,9 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         raise ValueError("an answer whose message is empty (content is null)")
     end.spent.update(spent)
     back = {"role": "assistant", "content": content or ""}
-    back |= {"tool_calls": calls} if calls else {}
+    # DeepSeek and Kimi refuse a call that comes back without the thinking before it
+    kept = ("tool_calls", "reasoning_content", "reasoning") if calls else ()
+    back |= {name: message[name] for name in kept if message.get(name) is not None}
     return text, back, cut, spent["completion_tokens"]
 
 

@@ -207,30 +207,45 @@ def load_function(place: str, files: list[Path]) -> Callable:
 # ------------------------------------------------------------------------------------------ rows
 
 
-# 72, 72.0, .5, 1e3, $72, \$72, -$72, €72, 72% and 144/2: the sign, the number, what it is divided
-# by.
+# 72, 72.0, .5, 1e3, $72, \$72, -$72, €72, 72%, 144/2 and 71 2/2: the sign, the whole number before
+# a fraction, the number, what it is divided by.
 NUMBER = re.compile(
-    r"(?:\\?\$|[€£])?([-+]?)\s*(?:\\?\$|[€£])?\s*"
+    r"(?:\\?\$|[€£])?([-+]?)\s*(?:(?:\\?\$|[€£])\s*)?(?:(\d{1,50}) +(?=\d+/))?"
     r"((?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:e[-+]?\d{1,2})?)"
     r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%]|[€£])?\.?",
     re.ASCII | re.IGNORECASE,
 )
-# Commas stand between thousands (1,072); 0,125 and 12,34 are no numbers.
-THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
+# Commas stand between thousands (1,072, in LaTeX 1,\!072); 0,125 and 12,34 are no numbers.
+THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,?\\!)\d{3})+(?![\d,])", re.ASCII)
 # A typographer's minus and fractions; the space keeps 1½ from being read as 11/2.
 PLAIN = {0x2212: "-", 0xBC: " 1/4", 0xBD: " 1/2", 0xBE: " 3/4", 0x2153: " 1/3", 0x2154: " 2/3"}
+# LaTeX: what models of mathematics put around an answer, \boxed{\text{C}}, and their fractions.
+AROUND = re.compile(r"\$(.*)\$|\\\((.*)\\\)|\\(?:boxed|text|textbf|mathbf|mathrm)\{(.*)\}", re.S)
+FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 
 
 def as_number(text: str) -> Fraction | None:
-    """As NUMBER, THOUSANDS and PLAIN say; bold or not."""
-    plain = text.strip().strip("*").translate(PLAIN).strip()
-    found = NUMBER.fullmatch(THOUSANDS.sub(lambda number: number[0].replace(",", ""), plain))
-    return Fraction(found[1] + found[2].rstrip(".")) / int(found[3] or 1) if found else None
+    """As NUMBER, THOUSANDS, PLAIN and FRACTION say; bold or not."""
+    plain = FRACTION.sub(r" \1/\2", unwrapped(text.strip().strip("*"))).translate(PLAIN)
+    found = NUMBER.fullmatch(THOUSANDS.sub(lambda n: re.sub(r"\D", "", n[0]), plain).strip())
+    return (
+        Fraction(f"{found[1]}{found[2] or 0}")
+        + Fraction(found[1] + found[3].rstrip(".")) / int(found[4] or 1)
+        if found
+        else None
+    )
 
 
 def as_words(text: str) -> list[str]:
     """An é is the same, whether it is one character or an e and its accent."""
-    return unicodedata.normalize("NFC", text).split()
+    return unicodedata.normalize("NFC", unwrapped(text)).split()
+
+
+def unwrapped(text: str) -> str:
+    """\\boxed{\\text{C}} -> C"""
+    while found := AROUND.fullmatch(text.strip()):
+        text = found[found.lastindex]
+    return text
 
 
 # How a scorer reads an answer: right is what reads as the row's answer does.

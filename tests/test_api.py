@@ -246,6 +246,7 @@ def test_tool_calls_earn_the_same_in_fields_and_in_text(endpoint, tmp_path, nati
                 (called,) = said["tool_calls"]
                 assert told["tool_call_id"] == called["id"]
                 json.loads(called["function"]["arguments"])  # Databricks, too, refuses ""
+                assert said["reasoning_content"] == "" and "reasoning" not in said  # DeepSeek
             else:
                 assert told["role"] == "user" and told["content"].startswith("<tool_response>")
         name, arguments = CALLS[len(talk) // 2 % len(CALLS)]
@@ -253,7 +254,8 @@ def test_tool_calls_earn_the_same_in_fields_and_in_text(endpoint, tmp_path, nati
             return say(write_call(name, arguments))
         function = {"name": name, "arguments": json.dumps(arguments) if arguments else ""}
         call = {"id": f"c{len(talk)}", "type": "function", "function": function}
-        return say(None, message={"tool_calls": [call]}, finish_reason="tool_calls")
+        thought = {"reasoning_content": "", "reasoning": None}
+        return say(None, message={"tool_calls": [call], **thought}, finish_reason="tool_calls")
 
     env, done = Swarm("medium"), False
     env.reset(DEV_SEEDS)

@@ -132,6 +132,11 @@ def test_a_folder_gives_its_newest_checkpoint(tmp_path):
             'v1 | Reward 0.2500", "line": 9}',
             {"reward": [0.5], "truncated": [0.031], "eval_reward": [0.25]},
         ),
+        # ... and a share of the replies, of which there are few
+        (
+            "22:43 SUCCESS Step 2 | 22.6s | Reward 0.5000 | Trainable 2/20 (10.0%) | Error 20.0%",
+            {"errors_share": [0.2], "groups_with_signal": [0.1], "reward": [0.5]},
+        ),
         # a table after other text, with tabs
         (
             "Unsloth 2025\n\nStep\tTraining Loss\trewards / exact / mean\n1\t0.5\tNo Log\n",
@@ -254,6 +259,10 @@ CASES = {
         "weights that reach the engine broken",
     ),
     "h04-trl-every-tenth-step.log": (["few groups"], "the mean reward has not risen"),
+    "i01-unsloth-kl-falls.log": (["cut short", "no signal"], "steps 1 to 22 (22 rows)"),
+    "i02-tinyzero.log": ([], "steps 2 to 122 (61 rows)"),
+    "i03-prime-rl-smoke.log": (["errors"], "looked at: Error, Reward, Trainable"),
+    "i04-trl-3857.log": (["no signal"], "mean 4.20"),
 }
 
 

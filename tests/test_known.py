@@ -189,7 +189,22 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
             ],
         ),
         ("number", "0.5", [".5", "1/2", "50e-2", "\\$0.5", "$.5", "½"], ["5", ".", "$", "", "0,5"]),
-        ("number", "125", ["125", "£125"], ["0,125", "1½", "12 5"]),
+        ("number", "125", ["125", "£125"], ["0,125", "1½", "12 5", "12 5/1", "\\frac{12}{5}"]),
+        # as models of mathematics write
+        (
+            "exact",
+            "C",
+            ["\\boxed{C}", "$\\boxed{\\text{C}}$", "\\(C\\)"],
+            ["\\boxed{D}", "\\boxed{}"],
+        ),
+        ("exact", "\\boxed{2\\text{ cm}}", ["2\\text{ cm}"], ["2 cm"]),
+        ("number", "306,\\!956.63", ["306956.63", "306{,}956.63", "\\boxed{306,956.63}"], ["306"]),
+        (
+            "number",
+            "-1\\frac{3}{10}",
+            ["-1.3", "-13/10", "-1 3/10", "$-\\dfrac{13}{10}$", "**\\boxed{-\\frac{13}{10}}**"],
+            ["1 3/10", "-13/100", "-1 3", "\\frac{-1}{}", "-1\\frac{3}{0}"],
+        ),
     ],
 )
 def test_scorers(tmp_path, scorer, right, earns, not_):
