@@ -229,9 +229,9 @@ TABLES |= {
         stages(
             "letters",
             base="the base, before anything",
-            start="after 50 steps of SFT on 100 demonstrations without the method",
+            start="after 50 steps of SFT on 100 demonstrations that do not spell",
             grpo="after 150 updates of GRPO from there",
-            sft_derives="in place of GRPO: SFT on 100 demonstrations of the method",
+            sft_derives="in place of GRPO: SFT on 100 demonstrations that spell",
             begun="in place of training: we write the first two letters of each tally",
         ),
         {
@@ -688,7 +688,6 @@ TABLES |= {
             "ours, of the limit": "{of_limit:.0%}",
         },
     ),
-    "speed_real": lambda: table(SPEEDS, speeds(read("speed")["arms"])),
     "cost": lambda: made(  # what a run of each environment costs on a CPU
         hardware("cost"),
         {
