@@ -354,8 +354,12 @@ def print_gains(lines: list[dict]) -> None:
         for name in GAINED:
             if name in own and (name == "reward" or own[name] != own["reward"]):
                 gain = metrics.gain(base[name], own[name])
-                means = [metrics.mean(line[name]).text() for line in (base, own)]
-                rows.append([tasks, name, *means, gain.signed(), str(gain.n)])
+                means = [
+                    tables.cell(name, tables.values(line, name)) for line in (base, own)
+                ]
+                share = name in tables.PERCENT
+                change = gain.points() if share else gain.signed()
+                rows.append([tasks, tables.label(name), *means, change, str(gain.n)])
     text = ["The same tasks, paired; greedy unless it says sampled; 95% intervals."]
     head = ["tasks", "", "without the adapter", "with it", "difference", "n"]
     print("\n" + tables.markdown([tables.section("What was learnt", text, head, rows)]))
