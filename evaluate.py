@@ -207,11 +207,6 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
     return played
 
 
-# The share of groups with a signal below which GRPO hardly moves: a guess. Runs that
-# stood still had fewer, but one had more (docs/real.md).
-FEW = 0.25
-
-
 def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     """What GRPO could learn from a batch [G][k], in a few lines; the last concludes."""
     played = without_failed(groups)
@@ -241,7 +236,7 @@ def verdict(groups: list[list[Episode]]) -> str:
     rewards = [[e.reward for e in g] for g in without_failed(groups)]
     signal = sum(len(set(row)) > 1 for row in rewards)
     now = f"{signal} of {len(rewards)} groups have a signal"
-    if signal >= FEW * len(rewards):
+    if signal >= doctor.FEW * len(rewards):
         return f"{now}: GRPO has something to learn from"
     if np.mean(sum(rewards, [])) > 0.9:
         return f"{now}, and the tasks are solved: give it harder ones"

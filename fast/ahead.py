@@ -125,7 +125,7 @@ class InTurn:
         with self.sampler.asleep():  # falling asleep counts, too
             yield
         self.seconds["train"] = time.monotonic() - started
-        if sum(self.seconds.values()) > 10:  # it takes 0.08 s: too much for an update of letters
+        if sum(self.seconds.values()) > 5:  # it takes 0.08 s: too much for an update of letters
             machine.give_back_memory()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from fast.logprobs import attends_to_all
-from fast.machine import CannotGoOn, free_memory, out_of_memory
+from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
 from policy import Policy, Sample, draw, encode, first_line, in_bfloat16, plain_logprobs, render
 
 SLICE = 32  # conversations of an evaluation at a time, on a card: a small model's batch of swarm
@@ -45,6 +45,8 @@ class TorchSampler:
         if policy.device.type == "cpu":  # no error is raised there: the system ends the process
             free = free_memory() * 2**30 / 2
             self.room = self.most_kept = int(free / cache_bytes(policy.lm.config))
+            if policy.lm.config.get_text_config().hidden_size > NARROW:  # more would be no faster
+                self.max_rows = min(max_rows, 128)
         self.version = 0  # how many updates the policy that it samples from has seen
         # An evaluation has more tasks than a batch. A CPU's memory takes the caches of all.
         self.conversations = SLICE if policy.device.type == "cuda" else None

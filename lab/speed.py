@@ -186,7 +186,7 @@ def sampling_vllm(setup: Setup) -> float:
     from fast.vllm_engine import load_engine
 
     policy, prompts = load(setup, 0)
-    engine = load_engine(policy, 0.3, 2**28, sleeps=False, longest=4096)
+    engine = load_engine(policy, 0.3, 2**30, sleeps=False, longest=4096)
     how = {"temperature": 1.0, "max_tokens": setup.reply, "logprobs": 0, "ignore_eos": True}
     params = SamplingParams(n=setup.k, detokenize=False, **how)
     asked = [{"prompt_token_ids": ids} for ids in prompts]

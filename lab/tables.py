@@ -267,11 +267,11 @@ TABLES |= {
             "exactly right": bold(exact()),
             "held-out tasks": lambda arm: len(scores(arm)[0]),
             "right format": mean("format", ".0%"),
-            "GRPO minus this": gain("grpo", but=("way_start", "way_grpo")),
+            "GRPO minus this": gain("grpo", but=("grpo_more", "way_start", "way_grpo")),
         },
     ),
     "real_gain": lambda: made(
-        arms("real", "grpo", "way_grpo"),
+        arms("real", "grpo", "grpo_more", "way_grpo"),
         {
             "245 development tasks": "{what}",
             "minus after SFT": lambda arm: over(gained(arm)).points(),
@@ -688,6 +688,7 @@ TABLES |= {
             "ours, of the limit": "{of_limit:.0%}",
         },
     ),
+    "speed_real": lambda: table(SPEEDS, speeds(read("speed")["arms"])),
     "cost": lambda: made(  # what a run of each environment costs on a CPU
         hardware("cost"),
         {
