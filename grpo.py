@@ -58,8 +58,8 @@ from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
 # Where the ratio is clipped: (ε, ε_high), from the papers where they give numbers. It
-# may lie in [1 - ε, 1 + ε_high]; cispo's ε of 1 means no lower bound. reinforce has no
-# ratio.
+# may lie in [1 - ε, 1 + ε_high]; an ε of 1 (cispo) means no lower bound. reinforce
+# has no ratio.
 CLIP = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),

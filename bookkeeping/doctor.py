@@ -72,8 +72,8 @@ FEWEST = 10  # updates; fewer say nothing
 SURE = 4.0  # standard errors; asked again and again, 95% will not do
 SURE_AT_END = 3.0  # ... of the final evaluation, which comes once
 MEASURABLE = 2.0  # ... that a 95% interval shows
-# Of the groups have rewards that differ: the gradient is mostly noise. A guess: runs that stood
-# still had fewer, six that learnt SmolLM2's sums had more (docs/real.md).
+# The share of groups with a signal below which the gradient is mostly noise. A guess: of runs of
+# SmolLM2 that learnt sums six had more and one had fewer; some that stood still had more, too.
 FEW = 0.25
 NOISE = 5.0  # nats per token, too many whatever they were before: a base model's text has 2 to 3
 # {symptom that others may explain, so it is not told beside them: those that do not explain it}

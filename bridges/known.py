@@ -228,12 +228,11 @@ def as_number(text: str) -> Fraction | None:
     """As NUMBER, THOUSANDS, PLAIN and FRACTION say; bold or not."""
     plain = FRACTION.sub(r" \1/\2", unwrapped(text.strip().strip("*"))).translate(PLAIN)
     found = NUMBER.fullmatch(THOUSANDS.sub(lambda n: re.sub(r"\D", "", n[0]), plain).strip())
-    return (
-        Fraction(f"{found[1]}{found[2] or 0}")
-        + Fraction(found[1] + found[3].rstrip(".")) / int(found[4] or 1)
-        if found
-        else None
-    )
+    if not found:
+        return None
+    sign, whole, number, divisor = found.groups()
+    part = Fraction(sign + number.rstrip(".")) / int(divisor or 1)
+    return Fraction(f"{sign}{whole or 0}") + part
 
 
 def as_words(text: str) -> list[str]:

@@ -39,13 +39,15 @@ class TorchSampler:
     def __init__(self, policy: Policy, max_rows: int = 256):
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
-        self.most_kept = 10**12  # tokens: conversations this long together keep no caches
         self.decoder = make_decoder(policy)
-        self.room = 10**12  # tokens whose keys and values are in memory at once, at most
+        # Tokens whose keys and values are decoded at once, at most; and of conversations that long
+        # together no caches are kept.
+        self.room = self.most_kept = 10**12
         if policy.device.type == "cpu":  # no error is raised there: the system ends the process
             free = free_memory() * 2**30 / 2
             self.room = self.most_kept = int(free / cache_bytes(policy.lm.config))
-            if policy.lm.config.get_text_config().hidden_size > NARROW:  # more would be no faster
+            if policy.lm.config.get_text_config().hidden_size > NARROW:
+                # A wide model keeps the cores busy with fewer rows; more only take memory.
                 self.max_rows = min(max_rows, 128)
         self.version = 0  # how many updates the policy that it samples from has seen
         # An evaluation has more tasks than a batch. A CPU's memory takes the caches of all.
