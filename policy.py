@@ -22,6 +22,7 @@ its own.
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,11 @@ class Policy:
         """Of the model itself, LoRA not counted."""
         named = self.lm.named_parameters()
         return sum(p.numel() for name, p in named if "lora_" not in name)
+
+    @cached_property
+    def bfloat16(self) -> bool:
+        """Does it compute in bfloat16 here? A small model does not, on any card."""
+        return in_bfloat16(self.device, self.n_parameters)
 
     @contextmanager
     def learning(self):

@@ -8,6 +8,8 @@ Run me: `python -m bookkeeping.pretrained` loads pico_base and says how it ends 
 """
 
 import json
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import torch
@@ -19,13 +21,14 @@ from bookkeeping.records import printable
 def load_checked(name: str, device: str, frozen: bool) -> tuple:
     """(tokenizer, causal LM, the tokens that end a turn, device) of a folder or hub id.
 
-    frozen: its weights will not learn. They are then bfloat16 if the device supports it, else
-    float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits. ValueError if it is no model for
-    chatting, SystemExit if there is no such device.
+    frozen: its weights will not learn. They are then bfloat16 if the device has it and the model is
+    not small, else float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits. ValueError if it is
+    no model for chatting, SystemExit if there is no such device.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    dtype = torch.bfloat16 if frozen and in_bfloat16(pick_device(device)) else torch.float32
+    on = pick_device(device)
+    narrow = frozen and in_bfloat16(on)
     ours = name.startswith(("runs/", "models/"))  # mistyped: nobody's name on the hub
     if not Path(name).exists() and (ours or name.count("/") != 1):
         raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
@@ -33,7 +36,10 @@ def load_checked(name: str, device: str, frozen: bool) -> tuple:
     try:
         refuse_pickles(Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, **safe)
-        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, **safe)
+        load = partial(AutoModelForCausalLM.from_pretrained, name, use_safetensors=True, **safe)
+        lm = load(dtype=torch.bfloat16 if narrow else torch.float32)
+        if narrow and not in_bfloat16(on, lm.num_parameters()):
+            lm = load(dtype=torch.float32)  # its size is known only now
     except Exception as error:  # a folder may hold anything, and transformers raises anything
         raise ValueError(
             f"cannot be loaded ({first_line(error)}); give a folder or a hub id of a causal LM"
@@ -137,16 +143,21 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     return device
 
 
-def in_bfloat16(device) -> bool:
-    """Does this device compute in bfloat16?
+# Parameters up to which a model computes in float32 on every card. SmolLM2's updates took the same
+# time so on an H100, and GRPO brought it 14 points as on a CPU; in bfloat16, 4 (results/card.json).
+SMALL = 200e6
 
-    Not CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which a T4 would
-    compute faster, ends at 65,504: its gradients would need to be scaled, and nothing here does
-    that.
+
+def in_bfloat16(device, n_parameters: float = inf) -> bool:
+    """Does a model of this size compute in bfloat16 on this device?
+
+    Not on CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which a T4
+    would compute faster, ends at 65,504: its gradients would need to be scaled, and nothing here
+    does that.
     """
     kind = torch.device(device).type
     ampere = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    return ampere or kind == "meta"
+    return (ampere or kind == "meta") and n_parameters > SMALL
 
 
 if __name__ == "__main__":

@@ -114,7 +114,13 @@ class Known:
             except ENDS as error:
                 failed = 1.0
                 tell_once(f"a scorer failed ({type(error).__name__}: {str(error)[:200]!a})")
-        return marks | {"scorer_failed": failed}
+        found = marks["exact"] >= 1 or self.stands_somewhere()
+        return marks | {"found": float(found), "scorer_failed": failed}
+
+    def stands_somewhere(self) -> bool:
+        """Does the right answer stand anywhere in the reply? The skill, whatever the format."""
+        answer = re.escape(str(self.task.get("answer")))
+        return bool(re.search(rf"(?<![\w.-]){answer}(?![\w.]*\w)", self.reply))
 
     def how_many(self, seed: int) -> int | None:
         """Different tasks in the range of this seed; None if nobody knows."""

@@ -49,7 +49,7 @@ SECONDS = ("rollout", "environment", "sync", "wait", "train")
 
 def make_sampler(cfg, policy: Policy):
     """The engine that machine.which names. All have TorchSampler's interface."""
-    engine, _ = machine.which(cfg, policy.device)
+    engine, _ = machine.which(cfg, policy.device, policy.n_parameters)
     if engine == "plain":
         return PlainSampler(policy)
     if engine == "vllm":

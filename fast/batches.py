@@ -66,7 +66,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fast import parallel
-from policy import in_bfloat16
 
 IMPORTANCE = ("clip", "none", "token", "sequence")
 CAP = 2.0  # C above. Too small is a bias towards the sampler, too large is noise; not tuned here
@@ -199,8 +198,8 @@ class UpdateLog:
             "advantage_abs": sum(size for _, size in pairs) / n,
             "off_policy_steps": sum(e.age for e, _ in pairs) / n,
             "trained_tokens": sum(one.episode.reply_tokens for one in chosen) * cfg.epochs,
-            # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
-            "rounding": 0.03 if in_bfloat16(policy.device) else 1e-3,
+            # What of `mismatch` number formats explain.
+            "rounding": 0.03 if policy.bfloat16 else 1e-3,
         }
         self.look_twice = not any(e.age for group in groups for e in group)
         # All sums exist from the start: a process without episodes has to add its zeros.

@@ -23,7 +23,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fast.batches import pieces
-from policy import Policy, choices, in_bfloat16
+from policy import Policy, choices
 
 CHUNK = 512  # tokens whose logits exist at once
 LOGITS = 2**18  # but on a CPU no more than so many logits, 1 MB, or FEWEST tokens
@@ -135,7 +135,7 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: i
     if not mask.any():
         return torch.zeros(2, 0, device=ids.device).unbind()
     lm, kind = policy.lm, ids.device.type
-    with torch.autocast(kind, torch.bfloat16, enabled=in_bfloat16(ids.device)):
+    with torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
     head, scale = lm.get_output_embeddings().weight, logit_scale(lm) / temperature
     if chunk is None:

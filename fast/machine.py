@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -206,22 +207,23 @@ def use_cpu(device, threads: int) -> None:
         torch.set_float32_matmul_precision("medium" if error < 1e-5 else "highest")
 
 
-def which(cfg, device) -> tuple[str, str]:
-    """(plain, torch or vllm, why) for cfg.engine on this device. ValueError if that cannot be."""
+def which(cfg, device, n_parameters: float = inf) -> tuple[str, str]:
+    """(plain, torch or vllm, why) for a model of this size. ValueError if that cannot be."""
     if cfg.plain:
         return "plain", "--plain"
-    on_card, exact = torch.device(device).type == "cuda", not in_bfloat16(device)
+    on_card = torch.device(device).type == "cuda"
+    exact = not in_bfloat16(device, n_parameters)
     if cfg.engine == "vllm" and on_card and exact and cfg.lora_rank:
         raise ValueError(  # its kernels assert it (vllm/lora/ops/triton_ops/lora_shrink_op.py)
-            "--engine vllm: this card has no bfloat16, and vLLM has no LoRA in float32; "
-            "take --engine torch"
+            "--engine vllm: this card has no bfloat16, or the model is small and computes in "
+            "float32, and vLLM has no LoRA in that; take --engine torch"
         )
     if cfg.engine != "auto":
         return cfg.engine, f"--engine {cfg.engine}"
     against = {
         "vLLM is for NVIDIA cards": not on_card,
         "vLLM is not installed": not importlib.util.find_spec("vllm"),
-        "vLLM needs bfloat16": exact,
+        "vLLM needs bfloat16, and here it is float32": exact,
         "several processes train (--async-rollouts 1 uses vLLM)": (
             parallel.world() > 1 and not cfg.async_rollouts
         ),
@@ -235,7 +237,7 @@ SAMPLERS = {"plain": "the plain sampler", "torch": "our own sampler", "vllm": "v
 
 def here(cfg, policy: Policy) -> str:
     """One line: on which device, in which number format and with which engine, and why."""
-    engine, why = which(cfg, policy.device)
+    engine, why = which(cfg, policy.device, policy.n_parameters)
     kind, n = policy.device.type, torch.get_num_threads()
     where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
     if kind == "cuda":

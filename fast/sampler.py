@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from fast.logprobs import attends_to_all
 from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
-from policy import Policy, Sample, draw, encode, first_line, in_bfloat16, plain_logprobs, render
+from policy import Policy, Sample, draw, encode, first_line, plain_logprobs, render
 
 SLICE = 32  # conversations of an evaluation at a time, on a card: a small model's batch of swarm
 PACK = 8  # finished rows are dropped once they are an eighth of the batch: dropping copies the rest
@@ -446,7 +446,7 @@ def show(sampler) -> None:
             again, _ = plain_logprobs(policy, ids, mask)  # [sampled]
         gap = (again.cpu() - torch.tensor(sample.logprobs)).abs().max().item()
         print(f"{gap:.0e} nats from a plain pass: {policy.tokenizer.decode(sample.token_ids)!r}")
-        assert gap < (0.3 if in_bfloat16(policy.device) else 1e-4)
+        assert gap < (0.3 if policy.bfloat16 else 1e-4)
 
 
 if __name__ == "__main__":

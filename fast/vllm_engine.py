@@ -49,7 +49,7 @@ import torch
 
 from fast.machine import CannotGoOn, out_of_memory
 from fast.sampler import show
-from policy import Policy, Sample, first_line, in_bfloat16
+from policy import Policy, Sample, first_line
 
 # Tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by it: Qwen3-4B's
 # 262,144 would cost gigabytes.
@@ -88,7 +88,7 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         # what the trainer computes in
-        "dtype": "bfloat16" if in_bfloat16(policy.device) else "float32",
+        "dtype": "bfloat16" if policy.bfloat16 else "float32",
         "max_model_len": min(longest, context),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,

@@ -21,11 +21,14 @@ model: once when sampled, three times (forward and backward) when trained.
 """
 
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,19 +50,20 @@ from rollout import play
 TABLE = {"decodings": ["greedy", "sampled"]}
 ARM = {"flags": "", "sweep": [], "seeds": 99, "worlds": [], "of": "", "begun": 0}
 ARM |= {"best_of": 1, "player": ""}
+SHARED = 2048  # micro_tokens of runs that share a card: 15 of SmolLM2 fit 80 GB
+KEEPING = threading.Lock()
 
 
 # ---------------------------------------------------------------------------- one run
-def train(flags: str, folder: Path, threads: int) -> None:
-    """train.py with these flags into this folder, unless it has finished; it goes on if cut."""
+def train(flags: str, folder: Path, here: Sequence[str]) -> None:
+    """train.py with these words into this folder, unless it has finished; it goes on if cut."""
     if (folder / "summary.json").exists():
         return
     words = [*flags.split(), "--runs", str(folder.parent), "--name", folder.name, "--no-wandb"]
     if (folder / "config.json").exists():
         env = json.loads((folder / "config.json").read_text())["env"]
         words = ["--resume", str(folder), "--env", env]
-    words += ["--threads", str(threads)]
-    subprocess.run([sys.executable, "train.py", *words], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "train.py", *words, *here], cwd=ROOT, check=True)
 
 
 def told(folder: Path, measure: str) -> dict:
@@ -133,19 +137,23 @@ class Begun:
 class Table:
     """A table of lab/study.toml, and where its runs and its results are."""
 
-    def __init__(self, name: str, said: dict, runs: Path, results: Path, threads: int = 1):
+    def __init__(self, name: str, said: dict, runs: Path, results: Path, here: Sequence[str] = ()):
         said = TABLE | said
         self.flags, self.seeds, self.worlds = said["flags"], said["seeds"], said["worlds"]
         self.measures, self.decodings = said["measures"], said["decodings"]
         self.arms = {arm: ARM | values for arm, values in said["arms"].items()}
-        self.name, self.runs, self.threads = name, runs / name, threads
+        self.name, self.runs, self.here = name, runs / name, here
         self.file = results / f"{name}.json"
 
-    def grow(self, name: str, seeds: int) -> None:
-        """Run what the results do not have of an arm: its sweep, then its seeds."""
+    def grow(self, name: str, seeds: int, each: Callable = map) -> None:
+        """Run what the results do not have of an arm: its sweep, then its seeds.
+
+        each: as the built-in map; a pool's runs several at a time.
+        """
         arm, kept = self.arms[name], self.kept(name)
-        for setting in [s for s in arm["sweep"] if s not in kept["swept"]]:
-            said = told(self.run(name, setting, 0), self.measures[0])
+        missing = [s for s in arm["sweep"] if s not in kept["swept"]]
+        for setting, folder in zip(missing, each(partial(self.run, name, seed=0), missing)):
+            said = told(folder, self.measures[0])
             mean = float(numbers(said["development"]["final"]).mean())
             kept["swept"][setting] = {"development": mean, "work": said["work"]}
             self.keep(name, kept)
@@ -153,8 +161,9 @@ class Table:
         best = max(kept["swept"], key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
         kept["planned"] = min(self.seeds, arm["seeds"])
-        for seed in range(len(kept["seeds"]), min(seeds, self.seeds, arm["seeds"])):
-            kept["seeds"].append({"seed": seed} | self.play(name, best, seed))
+        missing = range(len(kept["seeds"]), min(seeds, self.seeds, arm["seeds"]))
+        for seed, found in zip(missing, each(partial(self.play, name, best), missing)):
+            kept["seeds"].append({"seed": seed} | found)
             self.keep(name, kept)
 
     def play(self, name: str, setting: str, seed: int) -> dict:
@@ -171,7 +180,7 @@ class Table:
     def run(self, name: str, setting: str, seed: int) -> Path:
         """The folder of a finished run."""
         folder = self.runs / re.sub(r"[\s-]+", "-", f"{name} {setting} {seed}")
-        train(f"{self.flags_of(name, setting)} --seed {seed}", folder, self.threads)
+        train(f"{self.flags_of(name, setting)} --seed {seed}", folder, self.here)
         return folder
 
     def flags_of(self, name: str, setting: str) -> str:
@@ -184,13 +193,23 @@ class Table:
         return arms.get(name, new)
 
     def keep(self, name: str, arm: dict) -> None:
-        keep(self.file, {"made_by": f"python -m lab.study {self.name}"}, {name: arm})
+        with KEEPING:
+            keep(self.file, {"made_by": f"python -m lab.study {self.name}"}, {name: arm})
 
 
-def read_tables(runs: Path, results: Path = RESULTS, threads: int = 1) -> dict[str, Table]:
-    """{name: table}, of lab/study.toml."""
+def read_tables(runs: Path, results: Path = RESULTS, here: Sequence[str] = ()) -> dict[str, Table]:
+    """{name: table}, of lab/study.toml. here: flags of this machine, that no result depends on."""
     tables = tomllib.loads((ROOT / "lab" / "study.toml").read_text(encoding="utf8"))
-    return {name: Table(name, said, runs, results, threads) for name, said in tables.items()}
+    return {name: Table(name, said, runs, results, here) for name, said in tables.items()}
+
+
+def grow_together(table: Table, arms, seeds: int, workers: int) -> None:
+    """All arms at a time, in so many processes; those of the first arms start first."""
+    spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a fork
+    with ProcessPoolExecutor(workers, spawn) as pool, ThreadPoolExecutor(len(arms)) as threads:
+        grown = [threads.submit(table.grow, arm, seeds, pool.map) for arm in arms]
+        for arm in grown:
+            arm.result()
 
 
 def main(
@@ -200,19 +219,24 @@ def main(
     runs: Path = ROOT / "runs",
     results: Path = RESULTS,
     threads: int = 1,
+    workers: int = 1,
     list: bool = False,
 ) -> None:
     """arms: only these. seeds: at most so many. runs: where each table gets a folder for its runs.
-    results: the folder of TABLE.json. threads: of a run. list: only say what there is."""
-    tables = read_tables(runs, results, threads)
+    results: the folder of TABLE.json. threads: of a run. workers: runs at a time, which share a card.
+    list: only say what there is."""
+    here = ["--threads", f"{threads}"] + (["--micro-tokens", f"{SHARED}"] if workers > 1 else [])
+    tables = read_tables(runs, results, here)
     if table not in tables and not list:
         raise SystemExit(f"{table or 'no table'}: choose one of {', '.join(tables)}")
     for one in [tables[table]] if table else tables.values():
         for arm in arms or one.arms:
             if list:
                 print(f"{one.name:9} {arm:18} {len(one.kept(arm)['seeds'])} seeds")
-            else:
+            elif workers == 1:
                 one.grow(arm, seeds)
+        if workers > 1:
+            grow_together(one, arms or one.arms, seeds, workers)
 
 
 if __name__ == "__main__":

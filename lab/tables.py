@@ -709,6 +709,23 @@ TABLES |= {
             "training": "{gib[update]:.1f}",
         },
     ),
+    "card_learn": lambda: made(  # SmolLM2 trained on a card, in two number formats
+        [
+            {"what": arm["what"]} | seed
+            for name, arm in read("card")["arms"].items()
+            if name.startswith("learn")
+            for seed in arm["seeds"]
+        ],
+        {
+            "SmolLM2 on an H100": "{what}",
+            "seed": "{seed}",
+            "after SFT": lambda row: share(row["after_sft"], row["of"]),
+            "after 80 updates": lambda row: share(row["final"], row["of"]),
+            "n": "{of}",
+            "held-out": lambda row: share(row["held_out"]["greedy"], row["held_out_of"]),
+            "held-out n": "{held_out_of}",
+        },
+    ),
     "presets": lambda: made(  # memory and time of published runs, on paper
         hardware("presets"),
         {

@@ -18,7 +18,7 @@ from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
 RANGES = {"training": TRAIN_SEEDS, "development": DEV_SEEDS, "held-out": HELD_OUT_SEEDS}
-FAILED = {"reward": 0, "exact": 0, "format": 1, "scorer_failed": 1}
+FAILED = {"reward": 0, "exact": 0, "format": 1, "found": 0, "scorer_failed": 1}
 
 
 def sums(n: int, first: int = 0) -> list[dict]:
@@ -56,10 +56,21 @@ def test_gsm8k_works_as_it_is_downloaded(tmp_path):
     assert asked(env, 0).startswith("Ann has 3 apples.") and "Do not think" in asked(plain, 0)
     derived = "<think>\n3 + 4 = <<3+4=7>>7\nShe has 7.\n</think>\n<answer>7</answer>"
     assert env.expert_reply() == derived and plain.expert_reply() == "<answer>7</answer>"
-    assert scored(env, "7") == {"reward": 1, "exact": 1, "format": 1, "scorer_failed": 0}
+    right = {"reward": 1, "exact": 1, "format": 1, "found": 1, "scorer_failed": 0}
+    assert scored(env, "7") == right == scored(env, "7.0")
     assert [scored(env, x)["reward"] for x in ("7.0", "8", "7 apples", "")] == [1, 0, 0, 0]
     plain.step(derived)
     assert plain.score()["reward"] == 0
+    for reply, found in {
+        "It is 7.": 1,
+        "7, surely": 1,
+        "17": 0,
+        "7.5": 0,
+        "-7": 0,
+        "7x": 0,
+    }.items():
+        env.step(reply)
+        assert env.score()["found"] == found and env.score()["exact"] == 0, reply
 
 
 GOOD = b'{"question": "1 + 1?", "answer": 2}'
@@ -263,7 +274,7 @@ def odd(answer, row):
     file = write(tmp_path / "rows.jsonl", rows)
     env = env_of(file, f",scorer={tmp_path}/mine.py:half")
     env.reset(0)
-    marks = {"reward": 0.5, "exact": 0, "close": 1, "format": 1, "scorer_failed": 0}
+    marks = {"reward": 0.5, "exact": 0, "close": 1, "format": 1, "found": 0, "scorer_failed": 0}
     assert scored(env, "3") == marks and scored(env, "three") == FAILED
     assert "ValueError" in capsys.readouterr().err
     env = guarded(lambda: env_of(file, f",scorer={tmp_path}/mine.py:odd"))

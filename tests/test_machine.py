@@ -200,6 +200,8 @@ def test_vllm_samples_where_it_can(monkeypatch, capability, processes, more, eng
     monkeypatch.setattr(machine.parallel, "world", lambda: processes)
     assert machine.which(Config(**more), "cuda")[0] == engine
     assert machine.which(Config(), "cpu")[0] == "torch"
+    small = machine.which(Config(**more), "cuda", 1e6)[0]
+    assert small == ("plain" if "plain" in more else "torch"), "float32, for which vLLM has no LoRA"
 
 
 # --------------------------------------------------------------------------------- what fits a card

@@ -10,7 +10,7 @@ import torch
 
 import settings
 import train
-from bookkeeping import refusals
+from bookkeeping import pretrained, refusals
 from bookkeeping.records import lines
 from fast import ahead, machine
 from policy import PICO, load_policy
@@ -21,13 +21,21 @@ torch.set_num_threads(1)
 FROZEN, LEARNS = (False, torch.bfloat16), (True, torch.float32)
 
 
-@pytest.mark.parametrize("rank, formats", [(4, {FROZEN, LEARNS}), (0, {LEARNS})])
-def test_a_card_holds_frozen_weights_in_bfloat16_and_what_learns_in_float32(
-    model_folder, rank, formats
+EXACT = (False, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "small, rank, formats",
+    [(0, 4, {FROZEN, LEARNS}), (0, 0, {LEARNS}), (pretrained.SMALL, 4, {EXACT, LEARNS})],
+)
+def test_a_card_holds_frozen_weights_in_bfloat16_but_a_small_models_and_what_learns_in_float32(
+    model_folder, monkeypatch, small, rank, formats
 ):
     """The meta device is no CPU, so load_policy takes a card's number formats."""
+    monkeypatch.setattr(pretrained, "SMALL", small)
     policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
     assert {(p.requires_grad, p.dtype) for p in policy.model.parameters()} == formats
+    assert policy.bfloat16 == (small == 0)
 
 
 # ---------------------------------------------------------------------- what fits a CPU's memory

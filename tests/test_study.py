@@ -2,6 +2,7 @@
 again, and what is kept of a held-out task is what was played."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -83,7 +84,8 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(made_up):
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
     assert [seed["held_out"]["tier 6"]["greedy"]["exact"] for seed in arm["seeds"]] == ["0", "0"]
     assert arm["seeds"][0]["work"] == 1 + 3 * 0.2
-    made_up.grow("swept", 99)
+    with ThreadPoolExecutor(2) as pool:  # several at a time: the same
+        made_up.grow("swept", 99, pool.map)
     again = made_up.kept("swept")["seeds"]
     assert again[:2] == arm["seeds"] and [seed["seed"] for seed in again] == [0, 1, 2]
 
