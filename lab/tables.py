@@ -124,6 +124,13 @@ def less(ours: list, theirs: list) -> Interval:
     return over([a - b for a, b in zip(ours, theirs)])
 
 
+def on_cpu(row: dict) -> str:
+    """What a seed of results/real.json came to, of the arm that a row of results/card.json has."""
+    seeds = {seed["seed"]: seed for seed in read("real")["arms"][row["arm"]]["seeds"]}
+    tasks = seeds[row["seed"]]["development"]["final"]
+    return share(sum(numbers(tasks)), len(tasks))
+
+
 def share(right: float, n: int) -> str:
     return metrics.proportion(right, n).percent()
 
@@ -711,7 +718,7 @@ TABLES |= {
     ),
     "card_learn": lambda: made(  # SmolLM2 trained on a card, in two number formats
         [
-            {"what": arm["what"]} | seed
+            {"what": arm["what"], "arm": arm["arm"]} | seed
             for name, arm in read("card")["arms"].items()
             if name.startswith("learn")
             for seed in arm["seeds"]
@@ -721,6 +728,7 @@ TABLES |= {
             "seed": "{seed}",
             "after SFT": lambda row: share(row["after_sft"], row["of"]),
             "after 80 updates": lambda row: share(row["final"], row["of"]),
+            "the same command on two CPU cores": on_cpu,
             "n": "{of}",
             "held-out": lambda row: share(row["held_out"]["greedy"], row["held_out_of"]),
             "held-out n": "{held_out_of}",
