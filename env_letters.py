@@ -41,9 +41,8 @@ from functools import lru_cache
 
 TIERS = {
     # tier: (source, shortest string, longest string, p_several, fewest, most)
-    # p_several is the chance that several letters are asked for, and not just one.
-    # Their number is then drawn between fewest and most. Less than 2 becomes 2; more
-    # than 26 becomes 26, and all letters are asked for.
+    # p_several is the chance that several letters are asked for, and not just one. If
+    # so, their number is drawn between fewest and most, and kept between 2 and 26.
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -230,7 +229,7 @@ def score_reply(
 
 
 def hides_thinking(reply: str) -> bool:
-    """Is there more than an answer: a tally in prose, or one space for each a, say?"""
+    """Does it count outside of <think>: in prose, or by a run of spaces, say?"""
     if len(reply) > 2000 or re.search(r"\s{8}", reply):
         return True
     return re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply) is None

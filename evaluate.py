@@ -231,6 +231,21 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     ]
 
 
+def what_is_healthy(cfg: Config) -> str:
+    """A line to print before the first update: which ratio and loss are healthy."""
+    if cfg.epochs > 1 or cfg.async_rollouts:
+        return (
+            "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
+        )
+    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
+        return (
+            "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+        )
+    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor
+    # is a KL term
+    return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
+
+
 def verdict(groups: list[list[Episode]]) -> str:
     """Has GRPO something to learn from a batch [G][k]?"""
     rewards = [[e.reward for e in g] for g in without_failed(groups)]

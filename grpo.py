@@ -13,18 +13,18 @@ and is skipped.
 Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
 policy either. There is one optimizer step per batch by default, so the importance ratio
 (how likely a token is now, over how likely it was when it was sampled) is 1 and
-clipping never acts. That is why, in a healthy run, the ratio is 1.000 and the printed
-loss near 0: the *value* of mean(ratio · advantage) is about the mean advantage, which
-is 0 by construction; its *gradient* is not. Watch the reward and grad_norm instead.
-(Near 0 is the loss of grpo and gspo. The others weigh tokens by length or multiply
-log-probs, and what comes out can be any number.)
+clipping never acts. In a healthy run the printed loss says nothing. With grpo and gspo
+it is near 0: the *value* of mean(ratio · advantage) is about the mean advantage, which
+is 0 by construction; its *gradient* is not. The other losses weigh tokens by length or
+multiply log-probs, and can be any number. Watch the reward and grad_norm instead.
 
     loss = - Σ weight · ratio · advantage,   over all sampled tokens
 
 The losses differ in three things:
 
-    ratio    of each token; or one for the whole episode; or none. If it is constant, it
-             scales the gradient but gets none itself.
+    ratio    of each token; or one for the whole episode; or none, and the token's
+             log-prob stands in its place. cispo has both: the ratio, as a constant that
+             gets no gradient, times the log-prob.
     clip     the range in which the ratio is kept: ε below 1, ε or ε_high above
     weight   what a token weighs. There are N episodes in the batch; this one has L
              sampled tokens, all together have T, and max is --max-tokens.
@@ -37,7 +37,6 @@ The losses differ in three things:
     gspo        episode          [1-ε, 1+ε_high]    1 / (N · L)    Zheng 2025, eq. 5
     cispo       token, constant  ratio <= 1+ε_high  1 / T          MiniMax 2025, eq. 4
 
-In reinforce the log-prob stands in place of the ratio; in cispo it is multiplied by it.
 dr_grpo also leaves the advantages undivided by the std. Weights are worked out once
 over the whole batch, so cutting it into micro-batches cannot change the gradient.
 Samples of an older policy, or of another engine, get one more weight: fast/batches.py
@@ -92,7 +91,8 @@ def update(
     loss or gradient is not finite, before the step.
     """
     chosen = to_train(groups, advantages, cfg)
-    # The log may run forward a second time, to see how far two equal passes differ.
+    # The log gets `forward` for one case: where log-probs are not those of the sampler,
+    # it asks how far two equal passes differ, and so how much of that is rounding.
     log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     batches = micro_batches(chosen, policy, cfg)
     epochs = cfg.epochs if chosen else 0  # nothing to learn from: no step
@@ -101,7 +101,7 @@ def update(
         optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs [M] and entropy [M], now
-            if epoch == 0:
+            if epoch == 0:  # the ratio's denominator; and stale samples weigh less
                 set_proximal_and_importance(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
@@ -109,7 +109,7 @@ def update(
                 loss = loss + cfg.kl * penalty
             loss.backward()
             log.add(batch, out, loss)
-        total = log.end_epoch()  # the loss, summed over all processes
+        total = log.end_epoch()  # of all processes; no step is taken if it is NaN
         grad_norm = take_step(policy, optimizer, total)
     lr = optimizer.param_groups[0]["lr"]
     return log.columns() | {"grad_norm": grad_norm, "lr": lr}
@@ -187,7 +187,7 @@ class Output:
 
 def reinforce(batch: Batch, out: Output, cfg) -> torch.Tensor:
     """Williams 1992: no ratio, so nothing corrects for samples of an older policy."""
-    out.ratio = token_ratio(batch, out).detach()
+    out.ratio = token_ratio(batch, out).detach()  # for the log only
     return -(batch.weights * batch.advantages * out.logprobs).sum()
 
 
@@ -224,7 +224,8 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 # A loss of your own is a function like these and a line here; then --loss NAME. It sees
-# a micro-batch, which may hold a part of a group. Two more lines if you need them:
+# a micro-batch, which may hold a part of a group. What a token weighs, and whether the
+# loss gets logits, is said in the two sets below.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -233,10 +234,10 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# 1. In these losses all episodes weigh the same, so a token of a long one weighs less.
+# In these losses all episodes weigh the same, so a token of a long one weighs less.
 # In the others, and in yours unless it is named here, all tokens weigh the same.
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
-# 2. These use out.logits, or the gradient of out.entropy. They train on every episode,
+# These use out.logits, or the gradient of out.entropy. They train on every episode,
 # also where the advantage is 0. The logits are [M, V]: mind the memory.
 NEEDS_PLAIN_PASS: set[str] = set()
 
@@ -320,8 +321,9 @@ def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpiso
 
 def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
+    # In turn, the shortest first: so that all processes get equally long ones.
     by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
-    own = parallel.share(by_length)  # this process's episodes
+    own = parallel.share(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device
     # fast/logprobs.py can run a prompt once for all replies to it.
     shared = not is_plain(cfg) and shares_prompts(policy.lm)
@@ -368,9 +370,9 @@ def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    As in Shao et al. 2024, eq. 4. Its value is that KL. But which tokens are drawn
-    depends on the policy, too, and no gradient flows through the drawing. What is left
-    is the gradient of KL(reference || policy); near the reference the two are the same.
+    As in Shao et al. 2024, eq. 4. The value is that KL. The gradient is that of
+    KL(reference || policy), because none flows through the drawing of the tokens; near
+    the reference the two are the same.
     """
     with torch.no_grad(), swapped(policy, reference):
         before = forward(policy, batch, cfg).logprobs  # [M]

@@ -93,7 +93,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    rng.random()  # unused: the book draws here for easier tiers; its tasks are ours
+    rng.random()  # the book draws one here; so a seed gives the same task as there
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
     present = sorted(set(text))
@@ -130,7 +130,8 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     rest = reply.rpartition("</think>")[2]  # what follows the thinking
     answers = re.findall("<answer>(.*?)</answer>", rest, re.DOTALL)
     tags = re.findall("</?answer>", rest)
-    if len(answers) != 1 or len(tags) != 2 or "<think>" in rest:
+    reopened = "<think>" in rest  # a thought that never ends: no answer counts in it
+    if len(answers) != 1 or len(tags) != 2 or reopened:
         return 0.0
     try:
         # An object {"a": 3} is read as a tuple of pairs, (("a", 3),): a dict would hide
@@ -288,13 +289,15 @@ def forward(
         x = linear(x, name).view(B, T, -1, HEAD_DIM)
         return x.transpose(1, 2)  # [B, heads, T, d]
 
-    # A token sees itself and what came before it; padding sees only itself.
+    # A token sees itself and what came before it. Padding sees only itself: in a row of
+    # the mask without any True, attention would be NaN.
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1]
     first = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first)  # [B, T, start + T]
-    # n_rep heads of queries share the keys. Their T queries each are laid end to end
-    # below, so their masks are, too.
+    # Grouped-query attention: n_rep heads of queries share one head of keys. Their
+    # queries are laid end to end, as one head with n_rep · T queries, and so are the
+    # rows of their mask: no key is copied.
     mask = mask.repeat(1, n_rep, 1)[:, None]  # [B, 1, n_rep · T, start + T]
 
     exponents = torch.arange(0, HEAD_DIM, 2, device=DEVICE) / HEAD_DIM
@@ -315,8 +318,6 @@ def forward(
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
             k, v = cache[layer, :, :, :, : start + T]
-        # Grouped-query attention: n_rep heads of queries share one head of keys. Laid
-        # end to end they are one head with n_rep · T queries, and no key is copied.
         q = q.reshape(B, KV_HEADS, n_rep * T, HEAD_DIM)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         y = y.reshape(B, HEADS, T, HEAD_DIM).transpose(1, 2)
@@ -350,7 +351,7 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     target = chance[:, None] * cdf[:, -1:]  # rounding: the last sum may be 0.9999999
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
-    return token.clamp(max=cdf.shape[1] - 1)
+    return token.clamp(max=cdf.shape[1] - 1)  # the target may round up to the last sum
 
 
 @torch.no_grad()
@@ -372,8 +373,8 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
     logp = logp.repeat_interleave(k, 0)  # [B, V]
     pad = pad.repeat_interleave(k)  # [B]
-    # Room for the reply behind each prompt's keys and values: `places` gets longer.
-    # (F.pad begins with the last dimension: nothing for HEAD_DIM, then MAX_TOKENS.)
+    # Room for the reply behind each prompt's keys and values, in the dimension before
+    # the last. (F.pad begins with the last: nothing for HEAD_DIM, then MAX_TOKENS.)
     cache = F.pad(cache.repeat_interleave(k, 2), (0, 0, 0, MAX_TOKENS))
 
     tokens, logprobs = [], []
@@ -413,7 +414,8 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group agree: then there is nothing to learn from it.
     """
-    rewards = rewards.double()  # in float32, 0.7 minus the mean of seven 0.7 is not 0
+    # For a reward of your own: in float32, 0.7 minus the mean of seven 0.7 is not 0.
+    rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
     return advantages.float()
@@ -546,7 +548,7 @@ def main(seed: int, updates: int) -> None:
             # 3 learn: the better ones become likelier, the worse ones less likely.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
-                    # policy_of is called anew: backward() frees what led from A and B.
+                    # policy_of anew: backward() frees the graph that led from A and B.
                     loss = grpo_loss(policy_of(lora), group, advantage)
                     # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()

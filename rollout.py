@@ -55,8 +55,7 @@ class Episode:
     # the rest of env.score()
     components: dict[str, float] = field(default_factory=dict)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
-    # "" while it is being played.
-    stop_reason: str = "done"
+    stop_reason: str = ""  # it has not ended
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     # How many updates older that policy was than the one trained on this episode.
     age: int = 0  # set by fast/ahead.py
@@ -101,7 +100,8 @@ def after_reply(
     """What stands between a reply and the next: token ids in two parts.
 
     A chat template is a program that comes with a model and writes a conversation as
-    one text. Say the user answers a reply by "And 2 + 2?". After the reply comes, with
+    one text. We have it write a made-up one, with a marker for a reply, and keep what
+    follows the marker. Say the user answers by "And 2 + 2?". Then that is, with
 
         template    1. end of the turn    2. the new messages, and who speaks next
         Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
@@ -110,9 +110,8 @@ def after_reply(
 
     A policy that has ended its turn has sampled the first part itself (answer_ids).
     """
-    # Some templates write a tool's result only if they are given the tools again.
-    tools = tools if read_template(policy.tokenizer).tools else None
-    # Render a conversation whose reply is a marker, and keep what follows the marker.
+    if not read_template(policy.tokenizer).tools:
+        tools = None  # only some templates need them again, for a tool's result
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -132,13 +131,13 @@ def answer_ids(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.think, env.tools)
-    # Usually the reply ends with the end of its turn, and only the rest is new. With
-    # GLM's template the header of the next message ends a turn, so the policy has to
-    # guess it. If it guesses wrong, the right one is appended behind its own.
+    # GLM's template has no token for the end of a turn: the header of the next message
+    # ends it, and the policy has to guess whose. Behind a wrong guess the right one is
+    # appended.
     header_ends_turn = read_template(policy.tokenizer).header
     if header_ends_turn and end != sample.token_ids[-1:]:
         return end + rest
-    return rest
+    return rest  # the policy has written the end itself
 
 
 # --------------------------------------------------------------------- playing a batch
@@ -173,7 +172,10 @@ def play(
     """
     if not task_seeds:  # there are more processes than tasks
         return []
-    max_prompt = most_prompt_tokens(policy, sampler, max_tokens)
+    # The most tokens that a conversation may have, if a reply is to follow. The sampler
+    # has a limit of its own if it has a max_len.
+    context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
+    max_prompt = context - max_tokens
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
         players += open_group(policy, make_env, seed, g, k, max_prompt)
@@ -202,12 +204,9 @@ def play(
     return [episodes[g * k : (g + 1) * k] for g in range(len(task_seeds))]
 
 
-def most_prompt_tokens(policy: Policy, sampler, max_tokens: int) -> int:
-    """The most tokens a conversation may have if a reply of max_tokens is to follow."""
-    # The model has a limit if its config says so, the sampler if it has a max_len.
-    of_model = getattr(policy.lm.config, "max_position_embeddings", None) or UNLIMITED
-    of_sampler = getattr(sampler, "max_len", UNLIMITED)
-    return min(of_model, of_sampler) - max_tokens
+def context_of(policy: Policy) -> int:
+    """The most tokens that the model reads, if its config says so."""
+    return getattr(policy.lm.config, "max_position_embeddings", None) or UNLIMITED
 
 
 def still_playing(players: list[Player]) -> list[Player]:
@@ -222,9 +221,7 @@ def open_group(
 
     max_prompt: the most tokens that it may have.
     """
-    group = [
-        Player(Episode(seed, number, stop_reason=""), make_env(), n) for n in range(k)
-    ]
+    group = [Player(Episode(seed, number), make_env(), n) for n in range(k)]
     for p in group:
         with failure_ends(p.episode):
             p.episode.messages = list(p.env.reset(seed))
@@ -232,27 +229,23 @@ def open_group(
     if not ready:
         return group
     opening, env = ready[0].episode.messages, ready[0].env
+    # A template that cannot write this prompt ends the run: it would fail with all.
     ids = prompt_ids(policy, opening, env.tools, env.think)
-    for p in ready:  # what is wrong with the prompt ends each of these episodes
-        with failure_ends(p.episode):
-            check_prompt(ready, ids, max_prompt)
+    problem = ""
+    if any(p.episode.messages != opening for p in ready):
+        problem = f"reset({seed}) gave two openings, and a group must share one task"
+    elif len(ids) > max_prompt:
+        problem = (
+            f"task {seed}: a prompt of {len(ids)} tokens leaves no room for a reply; "
+            f"at most {max(max_prompt, 0)} do: give a lower --max-tokens or shorter "
+            "tasks"
+        )
+    for p in ready:
+        if problem:
+            p.episode.stop_reason, p.episode.error = "error", problem
+        else:
             append_given(p.episode, ids)
     return group
-
-
-def check_prompt(group: list[Player], ids: list[int], max_prompt: int) -> None:
-    """ValueError if this prompt is not that of the whole group, or is too long."""
-    first = group[0].episode
-    if any(p.episode.messages != first.messages for p in group):
-        raise ValueError(
-            f"reset({first.seed}) gave two openings, and a group must share one task"
-        )
-    if len(ids) > max_prompt:
-        raise ValueError(
-            f"task {first.seed}: a prompt of {len(ids)} tokens leaves no room for a "
-            f"reply; at most {max(max_prompt, 0)} do: give a lower --max-tokens or "
-            "shorter tasks"
-        )
 
 
 def take_turn(
@@ -277,8 +270,8 @@ def take_turn(
     # Some templates write <think> at the end of the prompt. The environment is to read
     # the whole thought, so it is put back; the end-of-turn token is left out.
     said = sample.token_ids[:-1] if sample.finished else sample.token_ids
-    begun = start_of_thought(policy.tokenizer, env.think)
-    reply = begun + policy.tokenizer.decode(said, skip_special_tokens=False)
+    written = start_of_thought(policy.tokenizer, env.think)  # "" or "<think>\n"
+    reply = written + policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):
         new_messages, done = env.step(reply)  # a reply that was cut, too: it is scored
@@ -326,8 +319,9 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     end = policy.tokenizer.eos_token_id if end is None else end
     while episode.stop_reason == "":
         with failure_ends(episode):
-            begun = start_of_thought(policy.tokenizer, env.think)
-            reply = without_start(env.expert_reply(), begun)
+            # A prompt that ends with <think> has begun the expert's thought for it.
+            written = start_of_thought(policy.tokenizer, env.think)
+            reply = without_start(env.expert_reply(), written)
             said = [*encode(policy, reply), end]
             sample = Sample(said, [0.0] * len(said), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)

@@ -19,7 +19,7 @@ from fast.batches import collate, cut
 from fast.logprobs import token_logprobs
 from grpo import take_step
 from policy import Policy, adam, plain_logprobs, set_learning_rate
-from rollout import Episode, expert_episode, most_prompt_tokens
+from rollout import Episode, context_of, expert_episode
 
 
 def sft(
@@ -60,7 +60,7 @@ def fitting(
     of more than max_tokens, because RL would cut it. If that would leave none, the ones
     with long replies stay. ValueError if none fits the context.
     """
-    context = most_prompt_tokens(policy, sampler=None, max_tokens=0)
+    context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
     if episodes and not in_context:
         raise ValueError(

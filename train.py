@@ -29,6 +29,7 @@ from evaluate import (
     prospects,
     summarize,
     verdict,
+    what_is_healthy,
 )
 from fast import parallel
 from fast.ahead import open_rollouts
@@ -69,14 +70,14 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # warnings, if there is cause: demonstrations are too long, or begin with
         # another prompt than in RL
         run.tell(result["warnings"])
-        run.tell(other_opening(policy, new_env(), task_seeds(cfg, 0)[0]))
+        run.tell(other_opening(policy, cfg))
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------
-    print(refusals.loss_to_expect(cfg))
-    while not run.finished():
+    print(what_is_healthy(cfg))
+    while not run.updates_done():
         # 1 sample: the policy as it is now plays each task k times, a group per task
         # (fast/ahead.py calls rollout.play; state.level is how hard the tasks are, and
         # --curriculum raises it)
@@ -92,7 +93,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         run.log(groups, summarize(groups) | stats, rollouts)
         if state.update == 1:
             print(verdict(groups))  # can GRPO learn from such a batch?
-        last = run.finished()
+        last = run.updates_done()
         if state.update % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
         if state.update % cfg.save_every == 0 or last or run.stop_asked():
@@ -100,7 +101,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         run.stop_if_asked()  # by Ctrl-C, say: it ends here, and --resume goes on
     evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
-    return run.finish()
+    return run.write_report()
 
 
 def begin(cfg: Config, user_flags: set[str]):
@@ -123,12 +124,12 @@ def prepare(cfg: Config, user_flags: set[str]):
 
         put_in(cfg.break_)
 
-    # Which model? If there are several processes, all take what the first one says.
-    name, env, device, fixed = model_request(cfg, user_flags)
-    choice = choose_model(name, env, device, fixed)
-    today = cfg.today or date.today().isoformat()  # some chat templates write the date
-    choice, today = parallel.from_first((choice, today))
-    model, reason, to_fit = choice  # to_fit: settings with which it fits the card
+    # Which model, why, and with which settings does it fit the card? If there are
+    # several processes, all take what the first one says.
+    choice = choose_model(*model_request(cfg, user_flags))
+    model, reason, to_fit = parallel.from_first(choice)
+    # Some chat templates write the date. It is kept for --resume, if this one does.
+    today = parallel.from_first(cfg.today or date.today().isoformat())
 
     # Load it. (Another process that only samples may have to load it, too.)
     load = partial(
@@ -144,16 +145,17 @@ def prepare(cfg: Config, user_flags: set[str]):
 
     # Fill in what depends on the memory: it has to hold a conversation, whose first
     # prompt we measure.
-    new_env = partial(guarded, make_env, cfg)
-    env = new_env(cfg.difficulty)
+    env_of_level = partial(guarded, make_env, cfg)
+    env = env_of_level(cfg.difficulty)
     opening = env.reset(task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
-    print(fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1)), end="")
+    chosen = fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1))
+    print(chosen, end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     seeds_of = partial(task_seeds, cfg)
     return policy, open_rollouts(
-        cfg, policy, load=load, make_env=new_env, task_seeds=seeds_of
+        cfg, policy, load=load, make_env=env_of_level, task_seeds=seeds_of
     )
 
 

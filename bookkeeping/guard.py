@@ -32,7 +32,16 @@ from fast.ahead import SECONDS
 from fast.batches import COLUMNS
 from fast.machine import CannotGoOn, Hung, out_of_memory
 from rollout import EnvironmentFailed
-from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, levels_of, make_env, promote_of
+from settings import (
+    DEV_SEEDS,
+    SFT_SEEDS,
+    TRAIN_SEEDS,
+    kind,
+    levels_of,
+    make_env,
+    promote_of,
+    task_seeds,
+)
 
 # What a call of an environment may end with. A policy that writes exit() where replies are executed
 # would end the run with it; Ctrl-C still does.
@@ -227,11 +236,12 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
             raise ValueError(why)
 
 
-def other_opening(policy, env, seed: int) -> dict[str, str]:
+def other_opening(policy, cfg) -> dict[str, str]:
     """{"template": sentence} if RL's prompt of a task is not that of its demonstration, else {}.
 
     The cause is most often another chat template. Without an expert there is nothing to compare.
     """
+    env, seed = guarded(make_env, cfg, cfg.difficulty), task_seeds(cfg, 0)[0]
     try:
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
         demonstration = sft.expert_episode(policy, env, seed).token_ids

@@ -251,17 +251,6 @@ def read_by(env: str) -> set[str]:
     return found | {"eval_other_tiers"} if env in LEVELS else found
 
 
-def loss_to_expect(cfg: Config) -> str:
-    """A line to print: what is healthy on-policy, and what to watch."""
-    if cfg.epochs > 1 or cfg.async_rollouts:
-        return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
-    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
-        return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
-    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor
-    # is a KL term
-    return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
-
-
 if __name__ == "__main__":
     try:
         check(Config(env="lettres"))

@@ -201,7 +201,7 @@ class Run:
             levels = levels_of(self.cfg.env)
             self.state.level = levels[levels.index(self.state.level) + 1]
 
-    def finished(self) -> bool:
+    def updates_done(self) -> bool:
         """Are the updates done? Both ends may wait for the training reward to settle."""
         cfg, done = self.cfg, self.state.update
         if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
@@ -282,7 +282,7 @@ class Run:
         if self.stop_asked():
             raise SystemExit(f"stopped{run_folder.how_to_go_on()}")
 
-    def finish(self) -> Path:
+    def write_report(self) -> Path:
         """summary.json, the report and its pictures; returns the run folder."""
         self.state.seconds["total"] = time.monotonic() - self.began
         if self.folder != self.home:

@@ -286,6 +286,7 @@ def test_the_end_of_turn_token_is_trained(load):
     ids = [20, 30, 40, policy.tokenizer.eos_token_id]
     before = logprobs_now(policy, ids)[-1]
     episode = Episode(0, 0, ids, [False, False, False, True], [0.0, 0.0, 0.0, before], reward=1.0)
+    episode.stop_reason = "done"
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=1e-3)
     stats = run(policy, [[episode]], "grpo", optimizer, baseline="none")
     assert stats["trained_tokens"] == stats["stop_trained"] == 1

@@ -17,7 +17,7 @@ STAGES = ("before", "after_sft", "final")
 
 
 def finish(folder: Path, **state) -> Path:
-    """What run.finish does with a folder: the summary and the pages."""
+    """What run.write_report does with a folder: the summary and the pages."""
     config = json.loads((folder / "config.json").read_text())
     about = made_up.state(config["updates"], **state)
     summary = report.summarize_run(folder, config, about, MACHINE)

@@ -123,7 +123,7 @@ def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled(
     run = run_records.Run(cfg, tmp_path, None, State(update=50, level=1), [])
     run.lines = [{"level": 1, "reward": 0.8}] * 50
     run.climb()  # scores without the measure: not right
-    assert run.finished() and run.state.level == 1
+    assert run.updates_done() and run.state.level == 1
     run.lines += [{"level": 1, "reward": 0.8, "exact": 0.8}] * metrics.LEAST
     run.climb()
-    assert run.state.level == 2 and run.rewards() == [] and not run.finished()
+    assert run.state.level == 2 and run.rewards() == [] and not run.updates_done()
