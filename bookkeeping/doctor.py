@@ -75,6 +75,7 @@ MEASURABLE = 2.0  # ... that a 95% interval shows
 # The share of groups with a signal below which the gradient is mostly noise. A guess: of runs of
 # SmolLM2 that learnt sums six had more and one had fewer; some that stood still had more, too.
 FEW = 0.25
+SPENT = 0.02  # nats per token, at which a policy says one thing
 NOISE = 5.0  # nats per token, too many whatever they were before: a base model's text has 2 to 3
 # {symptom that others may explain, so it is not told beside them: those that do not explain it}
 EXPLAINED = {"few groups": set(), "entropy collapse": {"few groups"}, "still": set()}
@@ -575,12 +576,16 @@ def no_numbers(lines: Lines) -> tuple[str, list[int]]:
 
 
 def entropy_collapse(lines: Lines) -> Found | None:
-    """Entropy falls while a policy learns. Here it fell and nothing was learnt for it."""
+    """Entropy falls while a policy learns. Here it fell and nothing was learnt for it.
+
+    A log may begin after that: then there is next to none from its first row on.
+    """
     first = last(lines[:FEWEST], "entropy", START).mean()
     end, here = last(lines, "entropy", START), at_level(lines)
     was, now, _, errors = rise(every(here, "reward"))
     learns = solved(here) or last(lines, "groups_with_signal", START).mean() > 0.3
-    if end.max() <= min(0.1 * first, 0.3) and errors <= MEASURABLE and not learns:
+    low = min(0.1 * first, 0.3)
+    if end.max() <= max(low, SPENT) and errors <= MEASURABLE and not learns:
         return {
             "entropy collapse": f"the entropy of a token was {first:.3g} nats and is "
             f"{end.mean():.3g}, and the reward went from {was:.2f} to {now:.2f}"
@@ -626,7 +631,7 @@ def still(lines: Lines) -> Found | None:
     )
     norm, share = last(lines, "grad_norm", 20), last(lines, "groups_with_signal", 20)
     stands = abs(entropy[2]) <= 0.1 * entropy[0] and not abs(tokens[3]) > MEASURABLE
-    if share.mean() < 0.1 or not norm.max() > 0:
+    if share.mean() < 0.1 or not norm.max() > 0 or entropy[1] <= SPENT:
         return None
     if stands and max(abs(reward[3]), abs(entropy[3])) <= MEASURABLE:
         return {
@@ -714,6 +719,8 @@ def nothing_found(log: logs.Log) -> str:
     n, loss, norms = len(log.lines), every(log.lines, "loss"), every(log.lines, "grad_norm")
     if n < FEWEST:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
+    if log.framework == logs.TRL and "reward" not in log.theirs:
+        return "this log has no reward: it may be of SFT or DPO, and little of it could be looked at"
     said = "nothing wrong was found in what was looked at"
     if len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0:
         said += (

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 MOST_BYTES = 64 << 20  # of one file
@@ -54,7 +55,7 @@ NAMES = {
         "kl": "kl_ref",
         "clip_ratio/region_mean|clip_ratio": "clipped",
         "sampling/sampling_logp_difference/mean": "mismatch",
-        "sampling/importance_sampling_ratio/mean": "kept_ratio",
+        "sampling/importance_sampling_ratio/mean|ratio": "kept_ratio",  # the latter: AsyncGRPO
         "eval_reward": "eval_reward",
     },
     VERL: {
@@ -281,7 +282,7 @@ def console_rows(text: str) -> Iterator[Row]:
 
     A name's first number counts: prime-rl goes on with those of each environment.
     """
-    _, *found = STEP.split(text)
+    _, *found = STEP.split(joined(text))
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
         shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
         pairs = [
@@ -290,6 +291,22 @@ def console_rows(text: str) -> Iterator[Row]:
             if one
         ]
         yield row_of([*reversed(pairs), ("step", step)])
+
+
+def joined(text: str) -> str:
+    """A console's text without the ends of lines that a terminal put into its rows.
+
+    It breaks them at its width, also within a name or a number. So a line goes on in the next if
+    it is as long as the longest, of which there are several; but no row begins within another.
+    """
+    lines = text.split("\n")
+    width = max(map(len, lines))
+    wraps = sum(len(line) == width for line in lines) > 2
+    parts = lines[:1]
+    for before, line in pairwise(lines):
+        goes_on = wraps and len(before) == width and not STEP.search(line)
+        parts += ["" if goes_on or re.match(r"\.\d", line) else "\n", line]
+    return "".join(parts)
 
 
 def dict_rows(text: str) -> Iterator[Row]:
@@ -350,6 +367,9 @@ def collect(rows: list[Row]) -> Log:
     goals = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
     if len(goals) == 1 and len(parts) > 1:
         theirs["goal"] = theirs[goals[0]]
+    old = {"ratio", "kl"} <= names.keys()  # AsyncGRPOTrainer: no reference, but a sampler behind
+    if old:
+        del theirs["kl_ref"]
     theirs["planned"] = "planned"
     lines = [
         {mine: row[name] for mine, name in theirs.items() if name in row}
@@ -358,6 +378,8 @@ def collect(rows: list[Row]) -> Log:
         if math.isfinite(row["step"])
     ]
     lines, notes = one_run([line for line in lines if len(line) > 1])
+    if old:
+        notes.append("kl is that of the trainer to its sampler, which is older: it was not judged")
     if any("rounded" in row for row in rows):
         notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")
     logged = {name for line in lines for name, value in line.items() if math.isfinite(value)}

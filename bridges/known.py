@@ -218,21 +218,35 @@ def load_function(place: str, files: list[Path]) -> Callable:
 NUMBER = re.compile(
     r"(?:\\?\$|[€£])?([-+]?)\s*(?:(?:\\?\$|[€£])\s*)?(?:(\d{1,50}) +(?=\d+/))?"
     r"((?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:e[-+]?\d{1,2})?)"
-    r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%]|[€£])?\.?",
+    r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%]|[€£])?[.,]?",
     re.ASCII | re.IGNORECASE,
 )
-# Commas stand between thousands (1,072, in LaTeX 1,\!072); 0,125 and 12,34 are no numbers.
-THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,?\\!)\d{3})+(?![\d,])", re.ASCII)
+# Commas stand between thousands (1,072, in LaTeX 1,\!072 or 1\,072); 0,125 and 12,34 are no numbers.
+THOUSANDS = re.compile(
+    r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,?\\!|\\,|[\u2009\u202f])\d{3})+(?![\d,])", re.ASCII
+)
 # A typographer's minus and fractions; the space keeps 1½ from being read as 11/2.
 PLAIN = {0x2212: "-", 0xBC: " 1/4", 0xBD: " 1/2", 0xBE: " 3/4", 0x2153: " 1/3", 0x2154: " 2/3"}
-# LaTeX: what models of mathematics put around an answer, \boxed{\text{C}}, and their fractions.
+# How fractions, powers of ten and degrees are written in LaTeX or print, and what NUMBER reads.
+FRACTION = r"\\[dt]?frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))"
+POWER = r"\s*\^\s*\{?([-+]?\d{1,2})\}?\Z"
+NOTATIONS = {
+    re.compile(FRACTION, re.ASCII): lambda m: f" {m[1] or m[3]}/{m[2] or m[4]}",
+    re.compile("(?<=10)[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+"): lambda m: "^" + m[0].translate(RAISED),
+    re.compile(r"(?<=\d)\s*(?:[x×*]|\\times|\\cdot)\s*10" + POWER, re.ASCII): r"e\1",
+    re.compile(r"(?<![\d.])10" + POWER, re.ASCII): r"1e\1",
+    re.compile(r"\s*(?:°|\^\s*\{?\\circ\}?|\\degree)\Z"): "",
+}
+RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+# LaTeX: what models of mathematics put around an answer, \boxed{\text{C}}.
 AROUND = re.compile(r"\$(.*)\$|\\\((.*)\\\)|\\(?:boxed|text|textbf|mathbf|mathrm)\{(.*)\}", re.S)
-FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
 
 
 def as_number(text: str) -> Fraction | None:
-    """As NUMBER, THOUSANDS, PLAIN and FRACTION say; bold or not."""
-    plain = FRACTION.sub(r" \1/\2", unwrapped(text.strip().strip("*"))).translate(PLAIN)
+    """As NUMBER, THOUSANDS, PLAIN and NOTATIONS say; bold or not."""
+    plain = unwrapped(text.strip().strip("*")).translate(PLAIN)
+    for notation, number in NOTATIONS.items():
+        plain = notation.sub(number, plain)
     found = NUMBER.fullmatch(THOUSANDS.sub(lambda n: re.sub(r"\D", "", n[0]), plain).strip())
     if not found:
         return None

@@ -174,6 +174,7 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     require(rest.startswith("</tool_call>"), "the tool call is not JSON alone")
     calls = 1 + sum("<tool_call>" in part for part in rest.split("</tool_call>")[:-1])
     named = isinstance(call, dict) and isinstance(call.get("name"), str)
+    named = named and ("arguments" in call or len(call) == 1)  # some write "parameters"
     require(named, 'a tool call is {"name": …, "arguments": {…}}')
     tool, given = call["name"], call.get("arguments", {})
     require(tool in tool_names(version), f"unknown tool {show(tool, 30)}")

@@ -107,6 +107,7 @@ def transfer(amount: str, bot: str = "bot_2") -> str:
 CALLS = {
     "not JSON": ("<tool_call>\n{name: post}\n</tool_call>", "not JSON"),
     "deeply nested": ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),
+    "another key": ('<tool_call>{"name": "vote", "parameters": {}}</tool_call>', "a tool call is"),
     "no name": ('<tool_call>{"arguments": {}}</tool_call>', "a tool call is"),
     "not closed": ('<tool_call>{"name": "pass_turn"}', "not closed"),
     "unknown tool": (write_call("steal", {}), "unknown tool steal"),

@@ -263,6 +263,14 @@ CASES = {
     "i02-tinyzero.log": ([], "steps 2 to 122 (61 rows)"),
     "i03-prime-rl-smoke.log": (["errors"], "looked at: Error, Reward, Trainable"),
     "i04-trl-3857.log": (["no signal"], "mean 4.20"),
+    "j02-verl-1224-healthy.log": ([], "steps 1000 to 1039 (40 rows)"),  # broken at 62 columns
+    "j02-verl-1224-wrapped.log": (["collapse", "cut short"], "response_length/clip_ratio"),
+    "j03-trl-6945-healthy.log": ([], "its sampler, which is older"),
+    "j03-trl-6945-stale.log": (["still"], "its sampler, which is older"),
+    "j05-tinyzero-spent.log": (["entropy collapse"], "the policy says one thing"),
+    "j06-swift-4146.log": ([], "it may be of SFT or DPO"),
+    "j07-verl-ascend.log": ([], "steps 0 to 59 (60 rows)"),
+    "j08-verl-7356.log": (["far off"], "a ratio per reply (GSPO)"),
 }
 
 
