@@ -720,7 +720,7 @@ def nothing_found(log: logs.Log) -> str:
     if n < FEWEST:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
     if log.framework == logs.TRL and "reward" not in log.theirs:
-        return "this log has no reward: it may be of SFT or DPO, and little of it could be looked at"
+        return "this log has no reward: it may be of SFT or DPO, and little could be looked at"
     said = "nothing wrong was found in what was looked at"
     if len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0:
         said += (

@@ -54,9 +54,10 @@ NAMES = {
     "quality_gap_hard": "quality gap, hard",
     "acceptance": "deals accepted, of all",
     "deviation": "deviation within groups",
+    "found": "the right answer anywhere in the reply",
     "off_policy_steps": "off-policy level (age of the samples, in updates)",
 }
-PERCENT = ("error_rate", "any_error", "waste", "format", "truncated", "survival", "exact")
+PERCENT = "error_rate any_error waste format truncated survival exact found".split()
 DIGITS = {
     "gain": 1,
     "reply_tokens": 1,

@@ -221,7 +221,7 @@ NUMBER = re.compile(
     r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%]|[€£])?[.,]?",
     re.ASCII | re.IGNORECASE,
 )
-# Commas stand between thousands (1,072, in LaTeX 1,\!072 or 1\,072); 0,125 and 12,34 are no numbers.
+# Commas stand between thousands (1,072, in LaTeX 1,\!072 or 1\,072); 0,125 and 12,34 are none.
 THOUSANDS = re.compile(
     r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,?\\!|\\,|[\u2009\u202f])\d{3})+(?![\d,])", re.ASCII
 )

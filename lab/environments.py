@@ -14,7 +14,6 @@ Tossed     the same, paid by the toss of a coin
 And an expert for sums that shows the way: in_two_steps (docs/real.md).
 """
 
-import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,19 +52,15 @@ class Chance(Letters):
     "Spurious Rewards"). Here nearly every group has a signal, and none is about the answer."""
 
     levels = [6]
-    tosses = itertools.count()  # of this process: each episode gets a toss of its own
 
     def __init__(self):
         super().__init__(6, "binary", True, "states")
 
-    def reset(self, seed: int) -> list[dict]:
-        self.coin = np.random.default_rng((seed, next(Chance.tosses)))
-        return super().reset(seed)
-
     def score(self) -> dict[str, float]:
-        return super().score() | {"reward": float(self.coin.integers(2))}
+        return super().score() | {"reward": float(COIN.integers(2))}
 
 
+COIN = np.random.default_rng(3)  # tossed once per episode of this process
 SUMS = "chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=2,pay=full"
 
 
@@ -88,14 +83,8 @@ class Near(Generator):
 class Tossed(Near):
     """Is it the reward that teaches? Each answer is paid 0 or 1, whichever it is; none earns 0."""
 
-    tosses = itertools.count()
-
-    def reset(self, seed: int) -> list[dict]:
-        self.coin = np.random.default_rng((seed, next(Tossed.tosses), 1))
-        return super().reset(seed)
-
     def paid(self, answer: str) -> float:
-        return float(answer > "" and self.coin.integers(2))
+        return float(answer > "" and COIN.integers(2))
 
 
 @dataclass
