@@ -171,7 +171,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
     body = body.strip()
     # The longest honest answer (26 letters) has under 300 characters.
-    if not closed or len(body) > 1000:
+    if not closed or len(body) > 1000:  # not closed: </answer> came first
         return None
     # 2. For a single letter, an integer stands between them.
     if not several:
@@ -200,7 +200,8 @@ def score_reply(
         the answer                             partial              binary
         is not one well-formed answer          0                    0
         is about other letters                 0.1                  0
-        has n of N counts right (N may be 1)   0.1 + 0.9 · n / N    0
+        is a wrong number (N is 1)             0.1                  0
+        has n of N counts right                0.1 + 0.9 · n / N    0
         has all counts right                   1                    1
 
     `exact` is 1 only if every count is right, whichever reward is paid.
@@ -229,7 +230,7 @@ def score_reply(
 
 
 def hides_thinking(reply: str) -> bool:
-    """Does it count outside of <think>: in prose, or by a run of spaces, say?"""
+    """Is it more than a short <answer>…</answer>? Prose or spaces may hide a tally."""
     if len(reply) > 2000 or re.search(r"\s{8}", reply):
         return True
     return re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply) is None

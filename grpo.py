@@ -27,15 +27,15 @@ The losses differ in three things:
              gets no gradient, times the log-prob.
     clip     the range in which the ratio is kept: ε below 1, ε or ε_high above
     weight   what a token weighs. There are N episodes in the batch; this one has L
-             sampled tokens, all together have T, and max is --max-tokens.
+             sampled tokens, all together have S, and max is --max-tokens.
 
     name        ratio            clip               weight         source
-    reinforce   none             none               1 / T          Williams 1992
+    reinforce   none             none               1 / S          Williams 1992
     grpo        token            [1-ε, 1+ε]         1 / (N · L)    Shao 2024, eq. 3
     dr_grpo     token            [1-ε, 1+ε]         1 / (N · max)  Liu 2025, §3.2
-    dapo        token            [1-ε, 1+ε_high]    1 / T          Yu 2025, eq. 8
+    dapo        token            [1-ε, 1+ε_high]    1 / S          Yu 2025, eq. 8
     gspo        episode          [1-ε, 1+ε_high]    1 / (N · L)    Zheng 2025, eq. 5
-    cispo       token, constant  ratio <= 1+ε_high  1 / T          MiniMax 2025, eq. 4
+    cispo       token, constant  ratio <= 1+ε_high  1 / S          MiniMax 2025, eq. 4
 
 dr_grpo also leaves the advantages undivided by the std. Weights are worked out once
 over the whole batch, so cutting it into micro-batches cannot change the gradient.
@@ -91,8 +91,7 @@ def update(
     loss or gradient is not finite, before the step.
     """
     chosen = to_train(groups, advantages, cfg)
-    # The log gets `forward` for one case: where log-probs are not those of the sampler,
-    # it asks how far two equal passes differ, and so how much of that is rounding.
+    # The log gets `forward` to measure rounding, by a second, equal pass.
     log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     batches = micro_batches(chosen, policy, cfg)
     epochs = cfg.epochs if chosen else 0  # nothing to learn from: no step
@@ -163,7 +162,7 @@ def group_advantages(
     # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as none.
     rounding = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = torch.where(rounding, 0.0, centered)
-    if normalize and baseline != "none":  # without a baseline there is no spread
+    if normalize and baseline != "none":
         spread = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (spread.sqrt() + 1e-6)
     return centered.float()
@@ -225,7 +224,7 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 # A loss of your own is a function like these and a line here; then --loss NAME. It sees
 # a micro-batch, which may hold a part of a group. What a token weighs, and whether the
-# loss gets logits, is said in the two sets below.
+# loss gets logits, is said in the two sets below (dr_grpo's weights in token_weights).
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -245,8 +244,8 @@ NEEDS_PLAIN_PASS: set[str] = set()
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
     """How likely each token is now, over how likely the proximal policy found it: [M].
 
-    That is the policy that sampled it, or the one at the start of this update
-    (set_proximal_and_importance).
+    With --importance clip that is the policy that sampled it, else the one at the start
+    of this update (set_proximal_and_importance).
     """
     return (out.logprobs - batch.proximal).exp()
 
@@ -315,13 +314,13 @@ def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpiso
     if cfg.kl > 0 or cfg.loss in NEEDS_PLAIN_PASS:
         return weighted
     # An advantage of 0 is a gradient of 0: without a KL or an entropy such an episode
-    # needs no forward pass. The weights have counted it, so this changes no gradient.
+    # needs no forward pass. It was counted for the weights, so the others' stay.
     return [one for one in weighted if one.advantages.any()]
 
 
 def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
-    # In turn, the shortest first: so that all processes get equally long ones.
+    # Dealt out in turn, the shortest first, so that each process gets as long ones.
     by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
     own = parallel.share(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device
@@ -370,9 +369,9 @@ def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    As in Shao et al. 2024, eq. 4. The value is that KL. The gradient is that of
-    KL(reference || policy), because none flows through the drawing of the tokens; near
-    the reference the two are the same.
+    As in Shao et al. 2024, eq. 4. The value estimates that KL. The gradient is that of
+    KL(reference || policy), because the drawn tokens count as constants; near the
+    reference the two are the same.
     """
     with torch.no_grad(), swapped(policy, reference):
         before = forward(policy, batch, cfg).logprobs  # [M]

@@ -93,7 +93,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    rng.random()  # the book draws one here; so a seed gives the same task as there
+    rng.random()  # for the book it decides: one letter or several? here always several
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
     present = sorted(set(text))
@@ -149,7 +149,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
 def spells(reply: str) -> bool:
     """Does it think letter by letter, "b a1 n1 a2"? For us to watch; it is not paid."""
     thought, _, rest = reply.rpartition("</think>")
-    if "<think>" in rest:  # the thought was cut off, so all of it is one
+    if "<think>" in rest:  # never closed: the whole reply is a thought
         thought = reply
     items = thought.replace("<think>", "", 1).split()
     steps = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
@@ -186,8 +186,8 @@ def encode(text: str) -> list[int]:
     The score of a way is the sum over its pieces. The best way to cut the first n
     letters ends in some piece; before it stands the best way to cut what is left.
     """
-    # best[n]: (score, minus where its last piece begins, ids) of the first n letters.
-    # With the minus, max prefers the longer last piece if two scores are equal.
+    # best[n] is about the first n letters: (score, -begin of the last piece, ids). With
+    # -begin, max prefers the longer last piece if two scores are equal.
     best = [(0.0, 0, [])]
     for end in range(1, len(text) + 1):
         ways = []  # to cut the first `end` letters, one per last piece
@@ -228,9 +228,8 @@ def new_lora() -> dict[str, torch.Tensor]:
     """What learns: for each linear layer A [r, in], random, and B [out, r], zeros."""
     shapes = {name: w.shape for name, w in BASE.items() if "_proj" in name}
     lora = {}
-    for name, (_, n_in) in shapes.items():
+    for name, (n_out, n_in) in shapes.items():
         lora[name + ".A"] = (2 * torch.rand(RANK, n_in) - 1) / n_in**0.5
-    for name, (n_out, _) in shapes.items():
         lora[name + ".B"] = torch.zeros(n_out, RANK)
     return {name: x.to(DEVICE).requires_grad_() for name, x in lora.items()}
 
@@ -351,7 +350,8 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     target = chance[:, None] * cdf[:, -1:]  # rounding: the last sum may be 0.9999999
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
-    return token.clamp(max=cdf.shape[1] - 1)  # the target may round up to the last sum
+    # The target may round up to the last sum itself; then the search returns V.
+    return token.clamp(max=cdf.shape[1] - 1)
 
 
 @torch.no_grad()
@@ -375,7 +375,8 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     pad = pad.repeat_interleave(k)  # [B]
     # Room for the reply behind each prompt's keys and values, in the dimension before
     # the last. (F.pad begins with the last: nothing for HEAD_DIM, then MAX_TOKENS.)
-    cache = F.pad(cache.repeat_interleave(k, 2), (0, 0, 0, MAX_TOKENS))
+    cache = cache.repeat_interleave(k, dim=2)  # G -> B
+    cache = F.pad(cache, (0, 0, 0, MAX_TOKENS))
 
     tokens, logprobs = [], []
     done = torch.zeros_like(pad, dtype=torch.bool)  # [B]
@@ -450,9 +451,9 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     old_logp = torch.tensor(sampled, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
     # How likely a token is now, over how likely it was when it was drawn. With one step
-    # per batch, as here, nothing has changed since: every ratio is 1, the gradient of a
-    # ratio is that of its logp, and the clip below never acts. From a second step on it
-    # would keep the policy near the one that drew the samples.
+    # per batch, as here, nothing has changed since: every ratio is 1. Its gradient is
+    # then that of logp, and the clip below never acts. From a second step on it would
+    # keep the policy near the one that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
@@ -535,7 +536,8 @@ def main(seed: int, updates: int) -> None:
     try:
         for i in range(updates):
             # 1 sample: K replies to each of TASKS new tasks. Each update takes the next
-            # seeds, another --seed begins elsewhere, and all stay below SFT_SEEDS.
+            # seeds, and another --seed begins elsewhere. (All are below SFT_SEEDS, 1e9,
+            # because TASKS divides it.)
             first = ((seed * 100_000 + i) * TASKS) % 10**9
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(policy_of(lora), range(first, first + TASKS), K, chance)
@@ -548,7 +550,7 @@ def main(seed: int, updates: int) -> None:
             # 3 learn: the better ones become likelier, the worse ones less likely.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
-                    # policy_of anew: backward() frees the graph that led from A and B.
+                    # policy_of for each group: backward() frees its graph of B · A.
                     loss = grpo_loss(policy_of(lora), group, advantage)
                     # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()

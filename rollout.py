@@ -57,8 +57,8 @@ class Episode:
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # it has not ended
     policy_version: int = 0  # updates that the policy had seen when it sampled this
-    # How many updates older that policy was than the one trained on this episode.
-    age: int = 0  # set by fast/ahead.py
+    # updates between sampling and training; set by fast/ahead.py
+    age: int = 0
     messages: list[dict] = field(default_factory=list)  # as text, for people
     error: str = ""  # with stop_reason "error": what happened, in one line
 
@@ -101,7 +101,7 @@ def after_reply(
 
     A chat template is a program that comes with a model and writes a conversation as
     one text. We have it write a made-up one, with a marker for a reply, and keep what
-    follows the marker. Say the user answers by "And 2 + 2?". Then that is, with
+    follows the marker. If the user then says "And 2 + 2?", that is, with
 
         template    1. end of the turn    2. the new messages, and who speaks next
         Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
@@ -111,7 +111,7 @@ def after_reply(
     A policy that has ended its turn has sampled the first part itself (answer_ids).
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # only some templates need them again, for a tool's result
+        tools = None  # others need the list again, to write a tool's result
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -172,10 +172,9 @@ def play(
     """
     if not task_seeds:  # there are more processes than tasks
         return []
-    # The most tokens that a conversation may have, if a reply is to follow. The sampler
-    # has a limit of its own if it has a max_len.
+    # The sampler has a limit of its own if it has a max_len.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
-    max_prompt = context - max_tokens
+    max_prompt = context - max_tokens  # so that a reply has room
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
         players += open_group(policy, make_env, seed, g, k, max_prompt)
@@ -185,8 +184,9 @@ def play(
     active = still_playing(players)
     while active:
         prompts = [p.episode.token_ids for p in active]
-        played = [(p.episode.seed, p.member, p.episode.turns) for p in active]
-        random_keys = [(sample_seed, *place) for place in played]
+        random_keys = [
+            (sample_seed, p.episode.seed, p.member, p.episode.turns) for p in active
+        ]
         caches = [p.cache for p in active]
         samples = sample_each(
             sampler, prompts, random_keys, caches, max_tokens, temperature, keep_cache
@@ -229,7 +229,7 @@ def open_group(
     if not ready:
         return group
     opening, env = ready[0].episode.messages, ready[0].env
-    # A template that cannot write this prompt ends the run: it would fail with all.
+    # Outside of failure_ends: a template that fails here would fail for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     problem = ""
     if any(p.episode.messages != opening for p in ready):
@@ -270,8 +270,8 @@ def take_turn(
     # Some templates write <think> at the end of the prompt. The environment is to read
     # the whole thought, so it is put back; the end-of-turn token is left out.
     said = sample.token_ids[:-1] if sample.finished else sample.token_ids
-    written = start_of_thought(policy.tokenizer, env.think)  # "" or "<think>\n"
-    reply = written + policy.tokenizer.decode(said, skip_special_tokens=False)
+    begun_thought = start_of_thought(policy.tokenizer, env.think)
+    reply = begun_thought + policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):
         new_messages, done = env.step(reply)  # a reply that was cut, too: it is scored
@@ -320,8 +320,8 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     while episode.stop_reason == "":
         with failure_ends(episode):
             # A prompt that ends with <think> has begun the expert's thought for it.
-            written = start_of_thought(policy.tokenizer, env.think)
-            reply = without_start(env.expert_reply(), written)
+            begun_thought = start_of_thought(policy.tokenizer, env.think)
+            reply = without_start(env.expert_reply(), begun_thought)
             said = [*encode(policy, reply), end]
             sample = Sample(said, [0.0] * len(said), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)

@@ -33,7 +33,7 @@ def sft(
     Returns {"losses": of each step, "tokens": how many were trained on, "warnings": for
     the run to tell, see fitting}.
     """
-    seeds = seeds if cfg.sft_steps else []  # without a step nobody needs an expert
+    seeds = seeds if cfg.sft_steps else []  # then an environment may have no expert
     episodes = [expert_episode(policy, make_env(), seed) for seed in seeds]
     episodes, warnings = fitting(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
@@ -57,8 +57,8 @@ def fitting(
     """(the demonstrations that RL could play, {name: a warning about others}).
 
     Left out are those that are longer than the model's context, and those with a reply
-    of more than max_tokens, because RL would cut it. If that would leave none, the ones
-    with long replies stay. ValueError if none fits the context.
+    of more than max_tokens, because RL would cut it; if all have one, they stay.
+    ValueError if none fits the context.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]

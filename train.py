@@ -128,10 +128,10 @@ def prepare(cfg: Config, user_flags: set[str]):
     # several processes, all take what the first one says.
     choice = choose_model(*model_request(cfg, user_flags))
     model, reason, to_fit = parallel.from_first(choice)
-    # Some chat templates write the date. It is kept for --resume, if this one does.
+    # Some chat templates write the date.
     today = parallel.from_first(cfg.today or date.today().isoformat())
 
-    # Load it. (Another process that only samples may have to load it, too.)
+    # Load it. (With --async-rollouts the process that samples loads it, too.)
     load = partial(
         load_policy, model, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, today
     )
@@ -140,11 +140,11 @@ def prepare(cfg: Config, user_flags: set[str]):
     # Fill in what depends on it.
     complete(cfg, policy.n_parameters, reason, model, to_fit)
     print(chat.about(policy.tokenizer, today))
+    # The date is kept, for --resume, only if the template writes it.
     cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
-    refusals.check(cfg)
+    refusals.check(cfg)  # again, with the settings that were filled in
 
-    # Fill in what depends on the memory: it has to hold a conversation, whose first
-    # prompt we measure.
+    # Fill in what depends on the memory, from the length of a first prompt.
     env_of_level = partial(guarded, make_env, cfg)
     env = env_of_level(cfg.difficulty)
     opening = env.reset(task_seeds(cfg, 0)[0])
@@ -193,9 +193,8 @@ def main() -> None:
             return evaluate_api(cfg)
         if cfg.eval_only:
             return evaluate_only(cfg, user_flags)
-        # Refuse what cannot work, before a model is loaded. A resumed run goes by the
-        # settings in its folder, and open_run refuses flags that would change them (and
-        # --probe).
+        # Refuse what cannot work, before a model is loaded. (With --resume, open_run
+        # checks the flags beside those in the run's folder.)
         if not cfg.resume and parallel.rank() == 0:
             refusals.tell_unread(cfg, user_flags)
             refusals.check(cfg)
