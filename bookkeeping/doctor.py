@@ -266,11 +266,13 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
 
     Where no signal is logged, a reward that stays the same shows that there was none. A Trainer
     that logs every tenth step has in a row the mean share of ten steps, and the norm of the last
-    one: where few groups have a signal, zeros are no wonder.
+    one: where few groups have a signal, zeros are no wonder. Nor where all replies were cut and are
+    left out of the loss (TRL's mask_truncated_completions).
     """
     few = last(lines, "groups_with_signal", n).mean() <= FEW
+    same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
+    few = few or last(lines, "truncated", n).min() >= 0.95 and not same
     if last(lines, "grad_norm", n).max() <= 1e-8 and not quiet(lines, n) and not few:
-        same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
         told = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": told}
 

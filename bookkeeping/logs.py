@@ -222,6 +222,8 @@ PAIR = re.compile(
 # Evaluated aime (Step 5) | …
 # {"message": "Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1%", …  (prime-rl's log.json_logging)
 STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
+# Detected 97/128 rollouts (gibberish=2, zero_advantage=95), enforced 95   (before the step's row)
+FILTERED = re.compile(r"Detected \d+/([1-9]\d{0,8}) rollouts \([^()\n]*zero_advantage=(\d{1,9})")
 BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into lines
 SHOWN = re.compile(
     r"(.{1,200}?):? ?(?:np\.\w+\(|\d+/\d+ \()?"  # a share is that in the brackets
@@ -282,14 +284,16 @@ def console_rows(text: str) -> Iterator[Row]:
 
     A name's first number counts: prime-rl goes on with those of each environment.
     """
-    _, *found = STEP.split(joined(text))
+    before, *found = STEP.split(joined(text))
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
+        filtered, before = FILTERED.findall(before), body
         shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
         pairs = [
             ("Eval " * bool(evaluated) + one[1], f"{one[2]}e-2" if one[3] else one[2])
             for one in shown
             if one
         ]
+        pairs += [("Trainable", f"{1 - int(zero) / int(n)}") for n, zero in filtered[-1:]]
         yield row_of([*reversed(pairs), ("step", step)])
 
 

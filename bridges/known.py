@@ -228,18 +228,20 @@ THOUSANDS = re.compile(
 # A typographer's minus and fractions; the space keeps 1½ from being read as 11/2.
 PLAIN = {0x2212: "-", 0xBC: " 1/4", 0xBD: " 1/2", 0xBE: " 3/4", 0x2153: " 1/3", 0x2154: " 2/3"}
 # How fractions, powers of ten and degrees are written in LaTeX or print, and what NUMBER reads.
-FRACTION = r"\\[dt]?frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))"
+FRACTION = r"\\[cdt]?frac\s*(?:\{\s*([-+]?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\d)"
 POWER = r"\s*\^\s*\{?([-+]?\d{1,2})\}?\Z"
 NOTATIONS = {
-    re.compile(FRACTION, re.ASCII): lambda m: f" {m[1] or m[3]}/{m[2] or m[4]}",
+    re.compile(FRACTION, re.ASCII): lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}",
     re.compile("(?<=10)[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+"): lambda m: "^" + m[0].translate(RAISED),
-    re.compile(r"(?<=\d)\s*(?:[x×*]|\\times|\\cdot)\s*10" + POWER, re.ASCII): r"e\1",
+    re.compile(r"(?<=\d)\s*(?:[x×·*]|\\times|\\cdot)\s*10" + POWER, re.ASCII): r"e\1",
     re.compile(r"(?<![\d.])10" + POWER, re.ASCII): r"1e\1",
     re.compile(r"\s*(?:°|\^\s*\{?\\circ\}?|\\degree)\Z"): "",
 }
 RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 # LaTeX: what models of mathematics put around an answer, \boxed{\text{C}}.
-AROUND = re.compile(r"\$(.*)\$|\\\((.*)\\\)|\\(?:boxed|text|textbf|mathbf|mathrm)\{(.*)\}", re.S)
+AROUND = re.compile(
+    r"\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\\(?:boxed|text|textbf|mathbf|mathrm)\{(.*)\}", re.S
+)
 
 
 def as_number(text: str) -> Fraction | None:
@@ -256,8 +258,10 @@ def as_number(text: str) -> Fraction | None:
 
 
 def as_words(text: str) -> list[str]:
-    """An é is the same, whether it is one character or an e and its accent."""
-    return unicodedata.normalize("NFC", unwrapped(text)).split()
+    """An é is the same, whether it is one character or an e and its accent; bold or not."""
+    plain = re.sub(r"\\(?:left|right)\b", "", unwrapped(text.strip().strip("*")))
+    plain = re.sub(r"\\[dt]frac\b", r"\\frac", plain)
+    return unicodedata.normalize("NFC", plain).split()
 
 
 def unwrapped(text: str) -> str:
@@ -323,18 +327,18 @@ class Rows(Known):
             raise ValueError(f"its {len(rows)} rows leave none to train on or none for development")
         words = [row for row in rows if as_number(row["answer"]) is None]
         named = "".join(f" ({r['file']}, line {r['line']} has no number)" for r in words[:1])
-        scorer = scorer or ("exact" if words else "number")
         if words and scorer == "number":
             raise ValueError(f"the scorer number cannot read all answers{named}")
         self.files = [Path(name) for name in (file, held_out) if name]
         self.expert = load_function(expert, self.files) if expert else None
         self.read = SCORERS.get(scorer)
-        self.scorer = None if self.read else load_function(scorer, self.files)
+        self.scorer = load_function(scorer, self.files) if scorer and not self.read else None
+        by_row = f"number, but {len(words)} by exact{named}" if words else "number"
         counts = {side: len(own) for side, own in self.sides.items()}
         self.about = (
             f"{file}: {counts['training']} rows to train on, SFT's demonstrations among them; "
             f"{counts['development']} for development, {counts['held-out']} held out"
-            f"{f' of {held_out}' if held_out else ''}; scored by {scorer}{named}. "
+            f"{f' of {held_out}' if held_out else ''}; scored by {scorer or by_row}. "
             "Each is drawn once before any is drawn again, then in a new order. Left out: "
             f"{len(rows) - sum(counts.values())} rows whose question was there before"
         )
@@ -349,7 +353,9 @@ class Rows(Known):
     def mark(self, row: dict, answer: str):
         if self.scorer:
             return self.scorer(answer, row["whole"])
-        return self.read(answer) == self.read(row["answer"])
+        number = as_number(row["answer"]) is not None
+        read = self.read or (as_number if number else as_words)
+        return read(answer) == read(row["answer"])
 
     def expert_reply(self) -> str:
         """It thinks the derivation, if there is one and it may, and answers."""

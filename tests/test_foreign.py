@@ -270,6 +270,10 @@ CASES = {
     "j05-tinyzero-spent.log": (["entropy collapse"], "the policy says one thing"),
     "j06-swift-4146.log": ([], "it may be of SFT or DPO"),
     "j07-verl-ascend.log": ([], "steps 0 to 59 (60 rows)"),
+    "k03-trl-cut-and-masked.md": (["cut short", "collapse"], "steps 1 to 43 (43 rows)"),
+    "k06-prime-rl-2280-few.log": (["few groups"], "4% of the groups"),
+    "k06-prime-rl-2280-none.log": (["no signal"], "every group's rewards were all equal"),
+    "k06-prime-rl-2280.log": ([], "steps 0 to 29 (30 rows)"),
     "j08-verl-7356.log": (["far off"], "a ratio per reply (GSPO)"),
 }
 

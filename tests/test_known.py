@@ -209,6 +209,7 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
             ["\\boxed{D}", "\\boxed{}"],
         ),
         ("exact", "\\boxed{2\\text{ cm}}", ["2\\text{ cm}"], ["2 cm"]),
+        ("exact", "\\left(\\frac{\\pi}{2}\\right)", ["**(\\dfrac{\\pi}{2})**"], ["(\\pi/2)"]),
         ("number", "306,\\!956.63", ["306956.63", "306{,}956.63", "\\boxed{306,956.63}"], ["306"]),
         (
             "number",
@@ -229,7 +230,12 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
             ["104", "10", "10^"],
         ),
         ("number", "90^\\circ", ["90", "90°", "$90^{\\circ}$"], ["9", "90^", "90^1"]),
-        ("number", "\\frac{-1}{2}", ["-.5", "-\\frac12"], ["\\frac12", "-12", "-\\frac{-1}{2}"]),
+        (
+            "number",
+            "\\frac{-1}{2}",
+            ["-.5", "-\\frac 1{2}"],
+            ["\\frac12", "-\\frac{1}{2}3", "-12", "-\\frac{-1}{2}"],
+        ),
     ],
 )
 def test_scorers(tmp_path, scorer, right, earns, not_):
@@ -244,7 +250,13 @@ def test_the_scorer_is_guessed_from_the_answers_and_has_to_read_them(tmp_path):
     rows = [{"prompt": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
     assert "scored by number." in env_of(write(tmp_path / "b.jsonl", rows)).about
     file = write(tmp_path / "a.jsonl", [*rows, {"prompt": "?", "answer": "("}])
-    assert f"scored by exact ({file}, line 31 has no number)" in env_of(file).about
+    mixed = env_of(file)
+    assert f"scored by number, but 1 by exact ({file}, line 31 has no number)" in mixed.about
+    paid = []
+    for answer, reply in (("(", "("), ("(", ")"), ("18", "18.0"), ("18", "180")):
+        mixed.task = {"answer": answer}
+        paid.append(scored(mixed, reply)["exact"])
+    assert paid == [1, 0, 1, 0], "each row by what its answer is"
     with pytest.raises(ValueError, match="number cannot read all answers .*line 31"):
         env_of(file, ",scorer=number")
 
