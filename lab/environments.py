@@ -8,8 +8,7 @@ Lengths    letters in levels of length, for a curriculum: tier 6, then up to the
 Exactly    the same in levels of one length each, for the curve of docs/letters.md
 Lawless    the swarm without tax, audit, decay or circuit breaker
 Strict     the swarm with each rule as tight as it ever is on hard scenarios
-Near       the sums of `make real`, paid by how near the answer is
-Tossed     the same, paid by the toss of a coin
+Tossed     the sums of `make real`, paid by the toss of a coin
 
 And an expert for sums that shows the way: in_two_steps (docs/real.md).
 """
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bridges.known import Generator, answer_of, open_known
+from bridges.known import Generator, open_known
 from env_letters import TIERS, Letters
 from env_swarm import Swarm
 from swarm.bots import draw_scenario
@@ -64,27 +63,15 @@ COIN = np.random.default_rng(3)  # tossed once per episode of this process
 SUMS = "chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=2,pay=full"
 
 
-class Near(Generator):
-    """Partial credit: 1 / (1 + the distance to the right answer)."""
+class Tossed(Generator):
+    """The sums of `make real`: an answer is paid 0 or 1, whichever it is, and none earns 0."""
 
     def __init__(self):
         vars(self).update(vars(open_known(f"reasoning_gym:{SUMS}", True)))
 
-    def paid(self, answer: str) -> float:
-        try:
-            return 1 / (1 + abs(int(answer) - int(self.task["answer"])))
-        except ValueError:
-            return 0.0
-
     def score(self) -> dict[str, float]:
-        return super().score() | {"reward": self.paid(answer_of(self.reply, self.think) or "")}
-
-
-class Tossed(Near):
-    """Is it the reward that teaches? Each answer is paid 0 or 1, whichever it is; none earns 0."""
-
-    def paid(self, answer: str) -> float:
-        return float(answer > "" and COIN.integers(2))
+        marks = super().score()
+        return marks | {"reward": marks["format"] * COIN.integers(2)}
 
 
 @dataclass
