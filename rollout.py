@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from bookkeeping.chat import (
     end_of_turn,
+    missing_end,
     read_template,
     start_of_thought,
     without_start,
@@ -131,13 +132,8 @@ def answer_ids(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.think, env.tools)
-    # GLM's template has no token for the end of a turn: the header of the next message
-    # ends it, and the policy has to guess whose. Behind a wrong guess the right one is
-    # appended.
-    header_ends_turn = read_template(policy.tokenizer).header
-    if header_ends_turn and end != sample.token_ids[-1:]:
-        return end + rest
-    return rest  # the policy has written the end itself
+    # The policy has written the end of its turn itself, with hardly an exception.
+    return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
 # --------------------------------------------------------------------- playing a batch

@@ -115,6 +115,15 @@ def end_of_turn(tokenizer, behind: str) -> tuple[int, int | None]:
     return 0, None
 
 
+def missing_end(tokenizer, end: list[int], written: list[int]) -> list[int]:
+    """What the policy has not written of the end of its turn: with most templates nothing.
+
+    GLM's has no token for it. The header of the next message ends a turn, and the policy has to
+    guess whose; behind a wrong guess the right one is appended.
+    """
+    return end if read_template(tokenizer).header and end != written else []
+
+
 def opened_thought(prompt: str) -> str:
     """'<think>⏎' if a prompt ends with it: the reply then begins inside the thought; else ''."""
     return re.search(r"(<think>\s*)?\Z", prompt)[0]

@@ -47,7 +47,7 @@ from bookkeeping.chat import about, read_template
 from bookkeeping.guard import guarded, one_sentence
 from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
-from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
+from policy import EMBEDDED, Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play
 from swarm.tools import write_call
 
@@ -221,7 +221,7 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
     if loss_type == "cispo":  # there TRL's is the largest ratio itself
         high += 1
     device = pick_device(cfg.device)
-    narrow = in_bfloat16(device)
+    narrow = in_bfloat16(device) and cfg.model not in EMBEDDED  # those are small: float32
     return {
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": batch // processes,  # one optimizer step per batch
