@@ -143,8 +143,9 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     return device
 
 
-# Parameters up to which a model computes in float32 on every card. SmolLM2's updates took the same
-# time so on an H100, and GRPO brought it 14 points as on a CPU; in bfloat16, 4 (results/card.json).
+# Parameters up to which a model computes in float32 on every card. GRPO brought SmolLM2 (135M) 14
+# points on an H100 in float32, as on a CPU, and 3 to 6 trained in bfloat16 (results/card.json); in
+# no more time. 200M is a guess from that one model.
 SMALL = 200e6
 
 

@@ -14,6 +14,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -26,8 +27,10 @@ import numpy as np
 import metrics
 from bookkeeping import logs
 from bookkeeping.doctor import ILLNESSES, cure
+from env_letters import Letters
 from lab import claims
 from metrics import Interval
+from settings import DEV_SEEDS
 from swarm import governance
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,11 +127,12 @@ def less(ours: list, theirs: list) -> Interval:
     return over([a - b for a, b in zip(ours, theirs)])
 
 
-def on_cpu(row: dict) -> str:
+def on_cpu(row: dict, held_out: bool = False) -> str:
     """What a seed of results/real.json came to, of the arm that a row of results/card.json has."""
     seeds = {seed["seed"]: seed for seed in read("real")["arms"][row["arm"]]["seeds"]}
-    tasks = seeds[row["seed"]]["development"]["final"]
-    return share(sum(numbers(tasks)), len(tasks))
+    seed = seeds[row["seed"]]
+    tasks = scores({"seeds": [seed]})[0] if held_out else numbers(seed["development"]["final"])
+    return share(sum(tasks), len(tasks))
 
 
 def share(right: float, n: int) -> str:
@@ -225,10 +229,24 @@ def median(key: str, form: str) -> Cell:
     return lambda arm: format(np.median([seed[key] for seed in arm["seeds"]]), form)
 
 
+def stage_of(arm: dict, stage: str) -> list:
+    """[seeds][tasks] of development tasks, after_sft or final."""
+    return [numbers(seed.get("development", seed)[stage]) for seed in arm["seeds"]]
+
+
 def gained(arm: dict) -> list:
     """[seeds][tasks] of development tasks: at the end minus after SFT."""
-    seeds = [seed.get("development", seed) for seed in arm["seeds"]]
-    return [numbers(seed["final"]) - numbers(seed["after_sft"]) for seed in seeds]
+    return [a - b for a, b in zip(stage_of(arm, "final"), stage_of(arm, "after_sft"))]
+
+
+def best_guess(tier: int, n: int = 256) -> float:
+    """The share of development tasks that is right if the commonest counts are said to all."""
+    env, counts = Letters(tier, "binary", False, "bare"), Counter()
+    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
+        env.reset(seed)
+        counts[env.task.counts] += 1
+    sizes = {len(said) for said in counts}
+    return sum(max(k for said, k in counts.items() if len(said) == size) for size in sizes) / n
 
 
 TABLES |= {
@@ -274,7 +292,8 @@ TABLES |= {
             "exactly right": bold(exact()),
             "held-out tasks": lambda arm: len(scores(arm)[0]),
             "right format": mean("format", ".0%"),
-            "GRPO minus this": gain("grpo", but=("grpo_more", "way_start", "way_grpo")),
+            "right anywhere": mean("found", ".1%"),
+            "GRPO minus this": gain("grpo", but=("base", "grpo_more", "way_start", "way_grpo")),
         },
     ),
     "real_gain": lambda: made(
@@ -283,6 +302,18 @@ TABLES |= {
             "245 development tasks": "{what}",
             "minus after SFT": lambda arm: over(gained(arm)).points(),
             "each seed": lambda arm: " ".join(f"{100 * g.mean():+.1f}" for g in gained(arm)),
+        },
+    ),
+    "real_letters": lambda: made(  # SmolLM2's letters
+        arms("real_letters"),
+        {
+            "SmolLM2-135M, without thinking": "{what}",
+            "seeds": seeds,
+            "after SFT": lambda arm: percent(stage_of(arm, "after_sft")),
+            "after 60 updates of GRPO": lambda arm: percent(stage_of(arm, "final")),
+            "gained": lambda arm: over(gained(arm)).points(),
+            "n": lambda arm: len(stage_of(arm, "final")[0]),
+            "the best guess for all": lambda arm: f"{best_guess(int(arm['name'][-1])):.1%}",
         },
     ),
     "passes": lambda: made(
@@ -728,9 +759,10 @@ TABLES |= {
             "seed": "{seed}",
             "after SFT": lambda row: share(row["after_sft"], row["of"]),
             "after 80 updates": lambda row: share(row["final"], row["of"]),
-            "the same command on two CPU cores": on_cpu,
+            "on two CPU cores": on_cpu,
             "n": "{of}",
             "held-out": lambda row: share(row["held_out"]["greedy"], row["held_out_of"]),
+            "held-out on two CPU cores": partial(on_cpu, held_out=True),
             "held-out n": "{held_out_of}",
         },
     ),
