@@ -314,13 +314,13 @@ def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpiso
     if cfg.kl > 0 or cfg.loss in NEEDS_PLAIN_PASS:
         return weighted
     # An advantage of 0 is a gradient of 0: without a KL or an entropy such an episode
-    # needs no forward pass. It was counted for the weights, so the others' stay.
+    # needs no forward pass. The weights were worked out with it, so theirs stay.
     return [one for one in weighted if one.advantages.any()]
 
 
 def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
-    # Dealt out in turn, the shortest first, so that each process gets as long ones.
+    # Dealt out in turn, the shortest first: each process gets some of every length.
     by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
     own = parallel.share(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device

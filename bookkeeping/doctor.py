@@ -271,8 +271,9 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     """
     few = last(lines, "groups_with_signal", n).mean() <= FEW
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
-    few = few or last(lines, "truncated", n).min() >= 0.95 and not same
-    if last(lines, "grad_norm", n).max() <= 1e-8 and not quiet(lines, n) and not few:
+    left_out = last(lines, "truncated", n).min() >= 0.95 and not same
+    no_wonder = quiet(lines, n) or few or left_out
+    if last(lines, "grad_norm", n).max() <= 1e-8 and not no_wonder:
         told = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": told}
 

@@ -371,8 +371,9 @@ def collect(rows: list[Row]) -> Log:
     goals = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
     if len(goals) == 1 and len(parts) > 1:
         theirs["goal"] = theirs[goals[0]]
-    old = {"ratio", "kl"} <= names.keys()  # AsyncGRPOTrainer: no reference, but a sampler behind
-    if old:
+    # TRL's AsyncGRPOTrainer has no reference, but a sampler that lags behind.
+    lags = framework == TRL and {"ratio", "kl"} <= names.keys()
+    if lags:
         del theirs["kl_ref"]
     theirs["planned"] = "planned"
     lines = [
@@ -382,7 +383,7 @@ def collect(rows: list[Row]) -> Log:
         if math.isfinite(row["step"])
     ]
     lines, notes = one_run([line for line in lines if len(line) > 1])
-    if old:
+    if lags:
         notes.append("kl is that of the trainer to its sampler, which is older: it was not judged")
     if any("rounded" in row for row in rows):
         notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")

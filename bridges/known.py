@@ -119,8 +119,10 @@ class Known:
 
     def stands_somewhere(self) -> bool:
         """Does the right answer stand anywhere in the reply? The skill, whatever the format."""
-        answer = re.escape(str(self.task.get("answer")))
-        return bool(re.search(rf"(?<![\w.-]){answer}(?![\w.]*\w)", self.reply))
+        answer = self.task.get("answer")
+        if not answer or not isinstance(answer, str):
+            return False  # there is none to look for
+        return bool(re.search(rf"(?<![\w.-]){re.escape(answer)}(?![\w.]*\w)", self.reply))
 
     def how_many(self, seed: int) -> int | None:
         """Different tasks in the range of this seed; None if nobody knows."""
@@ -353,8 +355,7 @@ class Rows(Known):
     def mark(self, row: dict, answer: str):
         if self.scorer:
             return self.scorer(answer, row["whole"])
-        number = as_number(row["answer"]) is not None
-        read = self.read or (as_number if number else as_words)
+        read = self.read or (as_words if as_number(row["answer"]) is None else as_number)
         return read(answer) == read(row["answer"])
 
     def expert_reply(self) -> str:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 import tyro
 
 import env_swarm
@@ -50,13 +51,16 @@ from rollout import play
 TABLE = {"decodings": ["greedy", "sampled"]}
 ARM = {"flags": "", "sweep": [], "seeds": 99, "worlds": [], "of": "", "begun": 0}
 ARM |= {"best_of": 1, "player": ""}
-SHARED = 2048  # micro_tokens of runs that share a card: 15 of SmolLM2 fit 80 GB
-KEEPING = threading.Lock()
+SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 held 39 of 80 GB
+KEEPING = threading.Lock()  # arms that grow at the same time write one file
 
 
 # ---------------------------------------------------------------------------- one run
 def train(flags: str, folder: Path, here: Sequence[str]) -> None:
-    """train.py with these words into this folder, unless it has finished; it goes on if cut."""
+    """train.py with these flags, and those of this machine (here), into this folder.
+
+    Not if it has finished; it goes on if it was cut.
+    """
     if (folder / "summary.json").exists():
         return
     words = [*flags.split(), "--runs", str(folder.parent), "--name", folder.name, "--no-wandb"]
@@ -223,9 +227,11 @@ def main(
     list: bool = False,
 ) -> None:
     """arms: only these. seeds: at most so many. runs: where each table gets a folder for its runs.
-    results: the folder of TABLE.json. threads: of a run. workers: runs at a time, which share a card.
-    list: only say what there is."""
-    here = ["--threads", f"{threads}"] + (["--micro-tokens", f"{SHARED}"] if workers > 1 else [])
+    results: the folder of TABLE.json. threads: of a run. workers: runs at a time, which may share a
+    card. list: only say what there is."""
+    here = ["--threads", f"{threads}"]
+    if workers > 1 and torch.cuda.is_available():
+        here += ["--micro-tokens", f"{SHARED}"]
     tables = read_tables(runs, results, here)
     if table not in tables and not list:
         raise SystemExit(f"{table or 'no table'}: choose one of {', '.join(tables)}")

@@ -239,14 +239,20 @@ def gained(arm: dict) -> list:
     return [a - b for a, b in zip(stage_of(arm, "final"), stage_of(arm, "after_sft"))]
 
 
-def best_guess(tier: int, n: int = 256) -> float:
-    """The share of development tasks that is right if the commonest counts are said to all."""
-    env, counts = Letters(tier, "binary", False, "bare"), Counter()
+def best_guess(tier: int, n: int = 256) -> np.ndarray:
+    """[n] development tasks: 1 where the commonest counts of as many letters are right."""
+    env, truths = Letters(tier, "binary", False, "bare"), []
     for seed in range(DEV_SEEDS, DEV_SEEDS + n):
         env.reset(seed)
-        counts[env.task.counts] += 1
-    sizes = {len(said) for said in counts}
-    return sum(max(k for said, k in counts.items() if len(said) == size) for size in sizes) / n
+        truths.append(env.task.counts)
+    guess = {len(truth): truth for truth, _ in reversed(Counter(truths).most_common())}
+    return np.array([float(truth == guess[len(truth)]) for truth in truths])
+
+
+def off_the_guess(arm: dict) -> str:
+    """How many tasks are right at the end and not by the best guess, or the reverse; each seed."""
+    guess = best_guess(int(arm["name"][-1]))
+    return " ".join(f"{abs(final - guess).sum():.0f}" for final in stage_of(arm, "final"))
 
 
 TABLES |= {
@@ -313,7 +319,8 @@ TABLES |= {
             "after 60 updates of GRPO": lambda arm: percent(stage_of(arm, "final")),
             "gained": lambda arm: over(gained(arm)).points(),
             "n": lambda arm: len(stage_of(arm, "final")[0]),
-            "the best guess for all": lambda arm: f"{best_guess(int(arm['name'][-1])):.1%}",
+            "the best guess for all": lambda arm: f"{best_guess(int(arm['name'][-1])).mean():.1%}",
+            "tasks that differ from it, each seed": off_the_guess,
         },
     ),
     "passes": lambda: made(

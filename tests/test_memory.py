@@ -28,9 +28,7 @@ EXACT = (False, torch.float32)
     "small, rank, formats",
     [(0, 4, {FROZEN, LEARNS}), (0, 0, {LEARNS}), (pretrained.SMALL, 4, {EXACT, LEARNS})],
 )
-def test_a_card_holds_frozen_weights_in_bfloat16_but_a_small_models_and_what_learns_in_float32(
-    model_folder, monkeypatch, small, rank, formats
-):
+def test_a_cards_number_formats(model_folder, monkeypatch, small, rank, formats):
     """The meta device is no CPU, so load_policy takes a card's number formats."""
     monkeypatch.setattr(pretrained, "SMALL", small)
     policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
