@@ -3,6 +3,7 @@
     python train.py --env lab/environments.py:Chance --updates 150 --max-tokens 320
     python train.py --env lab/environments.py:Lengths --model models/pico_long --curriculum
 
+Spelt      letters of tiers 1 to 5, the word spelt in the question
 Chance     letters of tier 6, paid by the toss of a coin: is it the reward that teaches?
 Lengths    letters in levels of length, for a curriculum: tier 6, then up to the 150 of tier 7
 Exactly    the same in levels of one length each, for the curve of docs/letters.md
@@ -44,6 +45,25 @@ class Lengths(Letters):
 
 class Exactly(Lengths):
     levels = list(EXACT)
+
+
+class Spelt(Letters):
+    """Spaces stand between the letters: SmolLM2's tokens are pieces of words, and so it sees them.
+
+    verl-recipe's char_count does the same with dashes, for the same model.
+    """
+
+    levels = [1, 2, 3, 4, 5]
+
+    def __init__(self):
+        self.level = self.levels[-1]
+        super().__init__(self.level, "binary", True, "derives")
+
+    def reset(self, seed: int) -> list[dict]:
+        self.difficulty = self.level
+        (message,) = super().reset(seed)
+        word, spelt = f'"{self.task.text}"', f'"{" ".join(self.task.text)}"'
+        return [message | {"content": message["content"].replace(word, spelt)}]
 
 
 class Chance(Letters):
