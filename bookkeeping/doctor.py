@@ -76,7 +76,8 @@ MEASURABLE = 2.0  # ... that a 95% interval shows
 # SmolLM2 that learnt sums six had more and one had fewer; some that stood still had more, too.
 FEW = 0.25
 SPENT = 0.02  # nats per token, at which a policy says one thing
-NOISE = 5.0  # nats per token, too many whatever they were before: a base model's text has 2 to 3
+# Nats per token, too many whatever they were before: a base model's text has an entropy of 2 to 3.
+MOST = {"entropy": 4.5, "kl_ref": 2.0}
 # {symptom that others may explain, so it is not told beside them: those that do not explain it}
 EXPLAINED = {"few groups": set(), "entropy collapse": {"few groups"}, "still": set()}
 LOOKS = 3_000  # moments at which a log is looked at; a longer one at every second step, and so on
@@ -416,7 +417,7 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
 # {column: (symptom, for how many updates, beyond what, beyond how many times what it was in the
 # first updates)}. Beyond both, if there are two limits.
 # noise, KL: both start near 0; a policy with more than 1 nat per token has come apart, and one with
-# more than NOISE is sick, whatever it was before.
+# more than MOST is sick, whatever it was before.
 # Of the engine's: bfloat16 makes about 0.01 nats per token: 0.01²/2 of k3 KL, most of it in few
 # tokens. Ten times that is no rounding. Probabilities differ by less than their logarithms.
 # stretch: Σ |log of the loss's ratio| / Σ |log-prob now - when sampled|, over all tokens: 1 for a
@@ -458,8 +459,8 @@ def beyond(lines: Lines) -> Found:
         values, first = last(here, column, n), every(here[:-n][:START], column)
         was = np.median(first) if len(first) else math.nan
         passes = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
-        passes |= symptom == "KL" and values.mean() < was  # large from the first on, and it falls
-        bound = min(max(times * was, limit), NOISE) if times else limit
+        passes |= symptom == "KL" and values.mean() < 0.8 * was  # large from the first, and falls
+        bound = min(max(times * was, limit), MOST[column]) if times else limit
         if compare(values, bound).all() and not passes:
             found[symptom] = f"in the last {n} updates " + BEYOND[column].format(values.mean(), was)
     return found

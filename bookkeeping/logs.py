@@ -23,6 +23,7 @@ import math
 import re
 from bisect import bisect_left
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -221,12 +222,12 @@ PAIR = re.compile(
 # (in 2025: Reward: 0.5000)
 # Evaluated aime (Step 5) | …
 # {"message": "Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1%", …  (prime-rl's log.json_logging)
-STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
+STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)?\s+[-|]")
 # Detected 97/128 rollouts (gibberish=2, zero_advantage=95), enforced 95   (before the step's row)
 FILTERED = re.compile(r"Detected \d+/([1-9]\d{0,8}) rollouts \([^()\n]*zero_advantage=(\d{1,9})")
 BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into lines
 SHOWN = re.compile(
-    r"(.{1,200}?):? ?(?:np\.\w+\(|\d+/\d+ \()?"  # a share is that in the brackets
+    r"(.{1,200}?)(?:: ?| )(?:np\.\w+\(|\d+/\d+ \()?"  # a share is that in the brackets
     r"([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)\"\\]|$)"
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
@@ -301,10 +302,14 @@ def joined(text: str) -> str:
     """A console's text without the ends of lines that a terminal put into its rows.
 
     It breaks them at its width, also within a name or a number. So a line goes on in the next if
-    it is as long as the longest, of which there are several; but no row begins within another.
+    it is as long as the longest, of which there are several; but no row begins within another. If
+    rows go on in a line of the same length, that is the width: longer lines came from elsewhere.
     """
     lines = text.split("\n")
-    width = max(map(len, lines))
+    alike = ((a, b) for a, b in pairwise(lines) if len(a) == len(b))
+    broken = Counter(len(a) for a, b in alike if STEP.search(a) and not STEP.search(b))
+    [(width, rows)] = broken.most_common(1) or [(0, 0)]
+    width = width if rows > 2 else max(map(len, lines))
     wraps = sum(len(line) == width for line in lines) > 2
     parts = lines[:1]
     for before, line in pairwise(lines):

@@ -181,8 +181,13 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         cut = choice.get("finish_reason") == "length"
         message = choice["message"]
         calls = message.get("tool_calls") or []
-        for call in calls:  # "" if there are none, and strict servers do not take that back
-            call["function"]["arguments"] = call["function"].get("arguments") or "{}"
+        for number, call in enumerate(
+            calls
+        ):  # a strict server wants back what it may have left out
+            call.update(id=call.get("id") or f"call_{number}", type="function")
+            arguments = call["function"].get("arguments") or "{}"
+            is_text = isinstance(arguments, str)  # an older llama.cpp sends an object
+            call["function"]["arguments"] = arguments if is_text else json.dumps(arguments)
         content = message.get("content")
         if content is None:
             content = message.get("refusal")

@@ -260,10 +260,11 @@ def as_number(text: str) -> Fraction | None:
 
 
 def as_words(text: str) -> list[str]:
-    """An é is the same, whether it is one character or an e and its accent; bold or not."""
+    """The same with or without spaces beside a symbol, accents in one character or two, or bold."""
     plain = re.sub(r"\\(?:left|right)\b", "", unwrapped(text.strip().strip("*")))
     plain = re.sub(r"\\[dt]frac\b", r"\\frac", plain)
-    return unicodedata.normalize("NFC", plain).split()
+    plain = unicodedata.normalize("NFC", plain)
+    return re.sub(r"\s*([^\w\s])\s*", r"\1", plain).split()  # (1, 2) is (1,2)
 
 
 def unwrapped(text: str) -> str:

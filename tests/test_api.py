@@ -193,6 +193,7 @@ def read(response: dict, think: bool = True) -> str:
 
 
 CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
+AS_OBJECT = {"function": {"name": "post", "arguments": {"content": "</tool_call>"}}}
 PASS = '<tool_call>\n{"name": "pass_turn", "arguments": {}}\n</tool_call>'
 CHUNKS = [{"type": "thinking", "thinking": [{"text": "hm, "}, {"text": "hm"}]}, {"text": "hi"}]
 POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
@@ -213,6 +214,7 @@ POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}
         ({"content": None, "reasoning": "hm"}, True, "<think>\nhm\n</think>"),
         ({"content": "well", "tool_calls": [CALL]}, True, f"well\n{POST}"),
         ({"content": None, "tool_calls": [{"function": {"name": "pass_turn"}}]}, True, PASS),
+        ({"content": "well", "tool_calls": [AS_OBJECT]}, True, f"well\n{POST}"),
         ({"content": CHUNKS}, True, "<think>\nhm, hm\n</think>\nhi"),
         ({"content": CHUNKS}, False, "hi"),
     ],
@@ -245,6 +247,7 @@ def test_tool_calls_earn_the_same_in_fields_and_in_text(endpoint, tmp_path, nati
             if native:
                 (called,) = said["tool_calls"]
                 assert told["tool_call_id"] == called["id"]
+                assert called["type"] == "function"
                 json.loads(called["function"]["arguments"])  # Databricks, too, refuses ""
                 assert said["reasoning_content"] == "" and "reasoning" not in said  # DeepSeek
             else:
@@ -253,7 +256,8 @@ def test_tool_calls_earn_the_same_in_fields_and_in_text(endpoint, tmp_path, nati
         if not native:
             return say(write_call(name, arguments))
         function = {"name": name, "arguments": json.dumps(arguments) if arguments else ""}
-        call = {"id": f"c{len(talk)}", "type": "function", "function": function}
+        own = {"id": f"c{len(talk)}", "type": "function"} if len(talk) % 4 == 1 else {}
+        call = {"function": function} | own  # Ollama leaves both out
         thought = {"reasoning_content": "", "reasoning": None}
         return say(None, message={"tool_calls": [call], **thought}, finish_reason="tool_calls")
 

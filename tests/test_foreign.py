@@ -274,6 +274,10 @@ CASES = {
     "k06-prime-rl-2280-few.log": (["few groups"], "4% of the groups"),
     "k06-prime-rl-2280-none.log": (["no signal"], "every group's rewards were all equal"),
     "k06-prime-rl-2280.log": ([], "steps 0 to 29 (30 rows)"),
+    "l01-trl-tail-of-a-dead-run.md": (["noise", "KL"], "steps 1 to 15 (15 rows)"),
+    "l03-verl-retool-wrapped.log": ([], "looked at: actor/entropy"),
+    "l04-verl-a-value-a-line.log": ([], "steps 1 to 40 (40 rows)"),
+    "l05-verl-aime-2025.log": (["only in training"], "val-core/aime_2025/acc/mean@30"),
     "j08-verl-7356.log": (["far off"], "a ratio per reply (GSPO)"),
 }
 
