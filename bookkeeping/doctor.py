@@ -219,6 +219,21 @@ def quiet(lines: Lines, n: int) -> bool:
     return len(known) == n and known.max() <= 1e-6
 
 
+def by_chance(lines: Lines) -> bool:
+    """Would chance make the last stretch of updates without a signal?
+
+    With one group per update, many have none: at a share of 60%, ten in a row are nothing. Chance
+    makes it if, at the share before it, more than one run in a hundred would have such a stretch.
+    The share of a few updates says little, so it is mixed with two of four.
+    """
+    groups = every(lines[-LONGEST:], "groups_with_signal")
+    if not np.isin(groups, (0, 1)).all():
+        return False  # there are more groups in an update
+    began = max(np.flatnonzero(groups), default=-1) + 1
+    share = (began - groups.sum() + 2) / (began + 4)
+    return began * share ** (len(groups) - began) > 0.01
+
+
 # ------------------------------------------------------------------- rules, after every update
 # Each: the lines so far -> {symptom: the numbers that show it}, or None.
 
@@ -230,7 +245,7 @@ def silent(lines: Lines) -> Found | None:
     rate of 30 leaves such a policy. solved: all is right, and it was not always; a reward function
     that pays everything is no success.
     """
-    if not quiet(lines, START):
+    if not quiet(lines, START) or by_chance(lines):
         return None
     here = at_level(lines)
     was, now, ten = (

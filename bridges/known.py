@@ -248,7 +248,7 @@ AROUND = re.compile(
 
 def as_number(text: str) -> Fraction | None:
     """As NUMBER, THOUSANDS, PLAIN and NOTATIONS say; bold or not."""
-    plain = unwrapped(text.strip().strip("*")).translate(PLAIN)
+    plain = unwrapped(text.strip().removesuffix(".").strip("*")).translate(PLAIN)
     for notation, number in NOTATIONS.items():
         plain = notation.sub(number, plain)
     found = NUMBER.fullmatch(THOUSANDS.sub(lambda n: re.sub(r"\D", "", n[0]), plain).strip())

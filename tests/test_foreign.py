@@ -278,6 +278,7 @@ CASES = {
     "l03-verl-retool-wrapped.log": ([], "looked at: actor/entropy"),
     "l04-verl-a-value-a-line.log": ([], "steps 1 to 40 (40 rows)"),
     "l05-verl-aime-2025.log": (["only in training"], "val-core/aime_2025/acc/mean@30"),
+    "l06-trl-one-group-a-step.log": (["few groups"], "steps 1 to 1200 (1200 rows)"),
     "j08-verl-7356.log": (["far off"], "a ratio per reply (GSPO)"),
 }
 
