@@ -256,7 +256,7 @@ def find_blocks(reply: str, turn: int) -> list[str]:
 
 
 def hides_thinking(reply: str, turn: int) -> bool:
-    """Is there more than a block, such as thoughts in prose or in white space?"""
+    """Is it anything but a single block? Prose or white space may hide thoughts."""
     tag = LATER_TAG if turn else FIRST_TAG
     if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
         return True

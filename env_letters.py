@@ -264,7 +264,7 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # No types, so these are not dataclass fields: they are the same for every episode.
+    # Without types these are not dataclass fields: fixed, and shared by all episodes.
     tools = None  # there are none to call
     max_turns = 1  # one reply, and the episode is over
 
@@ -281,7 +281,7 @@ class Letters:
         return [{"role": "user", "content": question(self.task, self.think)}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
-        """(new messages, is the episode over?): none and yes: one turn."""
+        """(new messages, is the episode over?): none and yes, after one turn."""
         self.reply = reply
         return [], True
 

@@ -20,7 +20,7 @@ and fall to 44%, and called it a gain and a regression. But the 95% interval of 
     gain         the same for the *differences*, task by task, if before and after
                  played the same tasks: the difficulty cancels, so the interval is
                  narrower than that of two means. Never Wilson's: a difference may be
-                 negative even if none has been so far
+                 negative even if no observed one was
 
 Do the intervals contain the truth in 95 of 100 cases? With 2 to 64 made-up values they
 do in 91 to 100; in 88 to 99 if successes are rare and whole groups of episodes succeed
@@ -76,7 +76,7 @@ class Interval:
     def text(
         self, digits: int = 3, scale: float = 1, unit: str = "", sign: str = ""
     ) -> str:
-        """'0.406 [0.255, 0.577]'. sign "+": also of a positive number."""
+        """'0.406 [0.255, 0.577]'. sign "+": a positive number shows its sign, too."""
         number = lambda x: f"{scale * x:{sign}.{digits}f}"
         return f"{number(self.mean)}{unit} [{number(self.low)}, {number(self.high)}]"
 

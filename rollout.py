@@ -112,7 +112,7 @@ def after_reply(
     A policy that has ended its turn has sampled the first part itself (answer_ids).
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # other templates need them again, to write a tool's result
+        tools = None  # templates that show tools need them to write a tool's result
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -285,7 +285,7 @@ def take_turn(
 
 
 def append_given(episode: Episode, ids: list[int]) -> None:
-    """Append tokens that the policy did not choose: never trained on."""
+    """Append tokens that the policy did not choose: read, but never trained on."""
     episode.token_ids += ids
     episode.sampled += [False] * len(ids)
     episode.logprobs += [0.0] * len(ids)

@@ -133,7 +133,7 @@ class Config:
     kl: float = 0.0
     # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
     epochs: int = 1
-    # for sampling *and* for the trained log-probs, so that both have one distribution
+    # for sampling *and* for the trained log-probs: both use the same distribution
     temperature: float = 1.0
     # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None

@@ -33,7 +33,7 @@ def sft(
     Returns {"losses": of each step, "tokens": how many were trained on, "warnings": for
     the run to print, see fitting}.
     """
-    seeds = seeds if cfg.sft_steps else []  # 0 steps: the expert is never asked
+    seeds = seeds if cfg.sft_steps else []  # 0 steps need no expert
     episodes = [expert_episode(policy, make_env(), seed) for seed in seeds]
     episodes, warnings = fitting(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
