@@ -266,7 +266,7 @@ class Trend:
     sentence: str  # settled, still moving, or why it is too early to tell
     slope: Interval  # per 10 updates, over the last `window`
     window: int  # updates the slope was fitted to
-    level: Interval  # if settled: roughly since it settled; else over the window
+    level: Interval  # if settled: as long as it has held, roughly; else the window's
 
 
 SHORTEST = 30  # updates: in fewer, nothing counts as settled
