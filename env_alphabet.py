@@ -1,4 +1,4 @@
-"""Alphabet sort: a list to keep sorted while a user adds names, over several turns.
+"""Alphabet sort: keep a list sorted while a user adds names, over several turns.
 
 A scripted user gives some names and wants them sorted by first or by last name (the
 same throughout an episode). In each later turn the user adds names and wants the whole
@@ -30,17 +30,17 @@ whose last name starts at the first capital after position 0.
 
 The reward is smooth: the similarity of two texts, raised to a power. A list in the
 wrong order still shares most of its characters with the right one, so names copied in
-the given order, the new ones marked, have a similarity of 0.66. The power (8 in the
-public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it is. With
+the given order, with the new ones marked, have a similarity of 0.66. The power (8 in
+the public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it is. With
 `power_per_turn` each turn is raised to the power, then averaged, so one good turn pays;
 without it the average is raised, so only a good *episode* pays.
 
-The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the
-prompts and the names are ours. Where its rules leave a choice: the names of one episode
-differ in their first *and* last names, so there is only one right order. A turn that
-was never played scores 0. Blocks inside <think> are thoughts, not attempts. Empty lines
-in a block are dropped. A block longer than twice the right list plus 500 characters
-scores 0 (MOST_MORE).
+The tasks and the scoring are those of Prime Intellect's alphabet-sort; the wording of
+the prompts and the names are ours. Where its rules leave a choice, this is ours. The
+names of one episode differ in both first *and* last name, so there is only one right
+order. A turn that was never played scores 0. Blocks inside <think> are thoughts, not
+attempts. Empty lines in a block are dropped. A block longer than twice the right list
+plus 500 characters scores 0 (MOST_MORE).
 
 Run me: `python env_alphabet.py` plays an episode, then scores three bad players.
 """
@@ -102,10 +102,10 @@ FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 # The most characters that can follow the thinking; a longer reply is taken to have no
 # list. The longest right list has 6,000.
 MOST_ANSWER = 20_000
-# A block this much longer than twice the right list scores 0: to compare it could take
-# seconds, and a reward that replies can hold up is a way to stop a training run. It
-# would be similar by less than 2/3, which is 0.04 to the 8th power. 500 spares a short
-# list with remarks in it; the worst block found that is still compared takes 0.2 s.
+# A block this much longer than twice the right list scores 0. Comparing it could take
+# seconds, and replies that slow down the reward could stop a training run. Its
+# similarity would be less than 2/3, and that to the 8th power is 0.04. The 500 spare a
+# short list with remarks in it; the slowest block found that is compared takes 0.2 s.
 MOST_MORE = 500
 
 # How the scripted expert answers, and so what SFT teaches. Each gives the right list.
@@ -115,7 +115,7 @@ STYLES = {
     "derives": "cuts out each name's key, sorts by it, then copies: the algorithm",
 }
 # What a reply's list looks like: names in the given order; sorted as plain strings;
-# sorted by keys that stand in the thinking; none of these.
+# sorted by keys that are in the thinking; none of these.
 HABITS = ("given", "string", "derives", "other")
 
 
@@ -156,7 +156,7 @@ def right_list(task: Task, turn: int) -> list[str]:
 
 
 def mark_new(names: list[str], task: Task, turn: int) -> list[str]:
-    """The names, each that is new in this turn with a mark; none in the first turn."""
+    """The names, with those new in this turn marked; in the first turn, none is."""
     new = task.turns[turn] if turn else ()
     return [name + NEW if name in new else name for name in names]
 
@@ -201,9 +201,9 @@ def write_reply(task: Task, turn: int, style: str) -> str:
         return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{answer}"
     keyed = lambda name: f"{key_of(name, task.by)[:3]} {name}\n"
     # only the new names' keys: the others' are in the thinking of earlier turns
-    cut = "".join(map(keyed, task.turns[turn]))
-    ordered = "".join(keyed(line.removesuffix(NEW)) for line in lines)
-    return f"<think>\n{cut}\n{ordered}</think>\n{answer}"
+    new_keys = "".join(map(keyed, task.turns[turn]))
+    sorted_keys = "".join(keyed(line.removesuffix(NEW)) for line in lines)
+    return f"<think>\n{new_keys}\n{sorted_keys}</think>\n{answer}"
 
 
 # -------------------------------------------------------------------------- the reward
@@ -232,8 +232,8 @@ def similarity(predicted: list[str], expected: list[str]) -> float:
     It compares characters: 2 * (how many match) / (how many there are in both). Its
     `autojunk` is left on, as in the public recipe: if the expected text has 200
     characters or more, its frequent letters no longer start a match. That makes long
-    wrong lists score lower, and never affects a right one. What is far too long is not
-    compared (MOST_MORE).
+    wrong lists score lower, and never affects a right one. A text that is far too long
+    is not compared (MOST_MORE).
     """
     text = lambda lines: "\n".join(line.strip().lower() for line in lines)
     a, b = text(predicted), text(expected)
@@ -245,8 +245,8 @@ def similarity(predicted: list[str], expected: list[str]) -> float:
 def find_blocks(reply: str, turn: int) -> list[str]:
     """The text inside each pair of a turn's tags, after the thinking.
 
-    Split, not matched by a pattern: a pattern would read on to the end of the reply for
-    every tag that is never closed, which takes 0.8 s for 2,048 of them.
+    We split instead of matching a regex: a regex would read on to the end of the reply
+    for every tag that is never closed, which takes 0.8 s for 2,048 of them.
     """
     tag, rest = LATER_TAG if turn else FIRST_TAG, split_thinking(reply)[1]
     if len(rest) > MOST_ANSWER:
@@ -256,7 +256,7 @@ def find_blocks(reply: str, turn: int) -> list[str]:
 
 
 def hides_thinking(reply: str, turn: int) -> bool:
-    """Is there more than one block, such as thoughts in prose or in white space?"""
+    """Is it anything but a single block? Prose or white space may hide thoughts."""
     tag = LATER_TAG if turn else FIRST_TAG
     if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
         return True
@@ -289,8 +289,8 @@ class Alphabet:
     max_turns: int = 3
     min_names: int = 1  # new names per turn, at least
     max_names: int = 4
-    similarity_power: float = 8.0  # names left as given, similar by 0.66, earn 0.08
-    power_per_turn: bool = False  # raise each turn, then average; else the average
+    similarity_power: float = 8.0  # the given order (similarity 0.66) earns 0.08
+    power_per_turn: bool = False  # raise each turn, then average; or raise the mean
     think: bool = True  # may the replies think before they answer?
     style: str = "states"  # how the expert answers, one of STYLES
     tools = None  # no tool calls here

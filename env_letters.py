@@ -12,21 +12,21 @@ several are. One turn, exact reward.
                </think>
                <answer>{"a": 3, "n": 2, "q": 0}</answer>
 
-Why this task: it is hard to count 60 letters at a glance, and easy by spelling the
+Why this task: it is hard to count 60 letters at a glance, and easy if you spell the
 string out with a running tally. So the reward goes up when the policy (the model being
 trained) takes up the *habit of thinking*, and we can watch it do so. The ten tiers of
-difficulty grow from short English words to 500 random letters. They are those of
+difficulty range from short English words to 500 random letters. They come from
 Atropos, a public collection of RL environments.
 
-An environment sets a task and scores how it was played: that is one *episode*. It is
-plain Python and knows nothing of tokens or tensors:
+An environment sets a task and scores how it was played; each play is an *episode*. It
+is plain Python and knows nothing of tokens or tensors:
 
     reset(seed) -> messages        step(reply) -> (new messages, done)
     score() -> {"reward": …, …}    expert_reply() -> str
 
 It also has `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if
 an episode is always one turn, `max_turns = 1`. Any string is a legal reply: garbage
-lowers the reward but is no error. The same seed and the same replies give the same
+lowers the reward but is not an error. The same seed and the same replies give the same
 score on any machine.
 
 Run me: `python env_letters.py` plays one task with each expert and three bad players.
@@ -41,7 +41,7 @@ from functools import lru_cache
 
 TIERS = {
     # tier: (source, shortest string, longest string, p_several, fewest, most)
-    # p_several is the chance that several letters are asked for, and not just one. If
+    # p_several is the chance that the task is about several letters, not just one. If
     # so, their number is drawn between fewest and most, and kept between 2 and 26.
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
@@ -67,13 +67,13 @@ STYLES = {
 @dataclass(frozen=True)
 class Task:
     text: str  # the string to count in
-    letters: tuple[str, ...]  # the distinct letters asked for, in the question's order
+    letters: tuple[str, ...]  # the distinct letters to count, in the question's order
     counts: tuple[int, ...]  # the right answer, same order
 
 
 @lru_cache
 def english_words() -> list[str]:
-    """The words of a-z in pyspellchecker's offline list, in a fixed order."""
+    """The a-z words of pyspellchecker's offline list, in a fixed order."""
     # imported here, so that tiers 6 to 10 need no package at all
     from spellchecker import SpellChecker
 
@@ -89,7 +89,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
-    """Draw one task of a tier. The letters are distinct; some may not occur in it."""
+    """Draw one task of a tier. The letters are distinct; some may not occur."""
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
         text = rng.choice(words_between(shortest, longest))
@@ -99,7 +99,7 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
     n_letters = 1
     if rng.random() < p_several:
         n_letters = max(2, min(rng.randint(fewest, most), 26))
-    p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
+    p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
     present, absent = sorted(set(text)), sorted(set(string.ascii_lowercase) - set(text))
     rng.shuffle(present)
     rng.shuffle(absent)
@@ -130,7 +130,7 @@ def write_reply(task: Task, style: str) -> str:
     Task("banana", ("a", "q"), (3, 0)) in the style "derives" -> the lines
 
         <think>
-        b a1 n a2 n a3          n was not asked for, so it gets no number
+        b a1 n a2 n a3          n is not in the question, so it gets no number
         </think>
         <answer>{"a": 3, "q": 0}</answer>
     """
@@ -154,7 +154,7 @@ def write_reply(task: Task, style: str) -> str:
 def split_thinking(reply: str) -> tuple[str, str]:
     """(the thinking, the rest). The rest is what follows the last </think>.
 
-    A reply that begins to think and never ends it is all thinking: its rest is "".
+    A reply that opens a thought and never closes it is all thinking: its rest is "".
     """
     thinking, _, rest = reply.rpartition("</think>")
     if "<think>" in rest:
@@ -165,7 +165,7 @@ def split_thinking(reply: str) -> tuple[str, str]:
 def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     """The one well-formed answer after the thinking, or None. Never raises."""
     rest = split_thinking(reply)[1]
-    # 1. There is one <answer>, and behind it one </answer>.
+    # 1. There is one <answer>, followed by one </answer>.
     if rest.count("<answer>") != 1 or rest.count("</answer>") != 1:
         return None
     body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
@@ -173,7 +173,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     # The longest honest answer (26 letters) has under 300 characters.
     if not closed or len(body) > 1000:  # not closed: </answer> came first
         return None
-    # 2. For a single letter, an integer stands between them.
+    # 2. For a single letter, the answer is an integer.
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
     # 3. For several, a JSON object. It is read as a tuple of pairs: a dict would hide
@@ -184,7 +184,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
         return None
     if type(pairs) is not tuple or len({key for key, _ in pairs}) != len(pairs):
         return None
-    # 4. Each count is an integer. Not isinstance(): to Python, True is one, too.
+    # 4. Each count is an integer. Not isinstance(), which would take True for one.
     if not all(type(value) is int for _, value in pairs):
         return None
     return dict(pairs)
@@ -264,7 +264,7 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # Without a type these are no fields: nobody can set them, all episodes share them.
+    # Without types these are not dataclass fields: fixed, and shared by all episodes.
     tools = None  # there are none to call
     max_turns = 1  # one reply, and the episode is over
 
@@ -275,13 +275,13 @@ class Letters:
         check_choice(f"--sft-style {style}", style, STYLES, "letters")
 
     def reset(self, seed: int) -> list[dict]:
-        """The opening messages of the task that is drawn with `seed`."""
+        """The opening messages of the task drawn with `seed`."""
         self.task = make_task(random.Random(seed), self.difficulty)
         self.reply = ""
         return [{"role": "user", "content": question(self.task, self.think)}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
-        """(new messages, is the episode over?): none and yes, as there is one turn."""
+        """(new messages, is the episode over?): none and yes, after one turn."""
         self.reply = reply
         return [], True
 
@@ -289,7 +289,7 @@ class Letters:
         return score_reply(self.task, self.reply, self.reward_kind, self.think)
 
     def expert_reply(self) -> str:
-        """What SFT learns from. An expert that may not think gives the answer alone."""
+        """What SFT learns from. With --no-think the expert gives a bare answer."""
         return write_reply(self.task, self.style if self.think else "bare")
 
 

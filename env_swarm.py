@@ -21,7 +21,7 @@ look alike: only their actions show which of them cooperate and which exploit.
                # proposals to you
                - prop_2 from bot_3, reputation 52, you give 12.5: fair data for …
 
-An observation says what is new; what was told before holds (swarm/view.py).
+An observation says only what is new; the rest is as it was (swarm/view.py).
 
 Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each part in
 [0, 1]. v0.1 has 1.0 payoff + 0.6 reputation. (v0.1, v0.2, "published": the SWARM
@@ -29,27 +29,28 @@ economy that docs/swarm.md links.)
 
     payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the
                 share a third of all bounties that the scenario will offer. So no gain
-                pays 0.5, that share 0.88, and more always pays more. The published
-                payoff ended at 1.0, from where there is nothing left to learn; PAYOFFS
-                has a scale like it (--set payoff_scale=published).
+                pays 0.5, a gain of that share 0.88, and more always pays more. The
+                published payoff stopped at 1.0, where there is nothing left to learn;
+                PAYOFFS has a scale like it (--set payoff_scale=published).
     reputation  at the end, out of 100. A penalty for ending below a floor can be added,
                 and one for the share of turns lost to errors.
-    quality     mean p, the probability of being good (swarm/economy.py), of the model's
-                submissions and accepted trades, in both directions; 0 without any.
+    quality     the mean p, the probability of being good (swarm/economy.py), over the
+                model's submissions and accepted trades, in both directions; 0 if there
+                are none.
     diversity   Shannon entropy of the tools used with success, over its largest
                 possible value.
 
 swarm/ has the world: its rules and books (economy), the ten tools (tools), the
 scenarios and bots (bots), what the model sees (view), and scripted players (players).
-Decided here:
+This file decides:
 
     no call     a reply without a tool call counts as pass_turn, and the observation
                 says so. With --set text_ends=true it ends the episode, as it did by
                 default in the published environment.
     no think    with --no-think a reply that says something before its call is an error.
     two calls   the first is carried out; the observation says that only it counts.
-    errors      cost the turn, and the reputation decays as if it had been passed. A
-                price on top of that can be set (error_penalty).
+    errors      cost the turn, and the reputation decays as if the turn had been passed.
+                A price on top of that can be set (error_penalty).
     frozen      a frozen model can only pass; anything else is an error.
     cut short   an episode that ends early (out of tokens) is scored as if the rest had
                 been passed.
@@ -110,17 +111,17 @@ STYLES = {
     "idle": "always passes",
 }
 # How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
-# The published formula is not known, only that it normalises the total payoff, and some
-# episodes: six of eight trained ones, with 4 or 5 works each, stood at exactly 1.
-# Untrained ones had about 0.5 without any work and about 0.7 with one or two (their
-# rewards, 0.68 to 1.0, less what the other parts can have paid). So we chose a straight
-# line from 0.5 at no gain to 1 at half the share, which is about what five good works
-# pay here, cut at 0 and 1.
+# The published formula is not known. We know that it normalises the total payoff, and
+# we know some episodes: six of eight trained ones, with 4 or 5 submissions each, had
+# exactly 1. Untrained ones had about 0.5 with no submission and about 0.7 with one or
+# two (their rewards, 0.68 to 1.0, less what the other parts can have paid). So we chose
+# a straight line from 0.5 at no gain to 1 at half the share (about what five good
+# submissions pay here), cut at 0 and 1.
 PAYOFFS = {
     "ours": lambda gain, share: 0.5 * (1 + math.tanh(gain / share)),
     "published": lambda gain, share: min(1.0, max(0.0, 0.5 + gain / share)),
 }
-# In every environment, development tasks have seeds from here on.
+# The seeds of development tasks begin here, in every environment.
 DEV_SEEDS = 2_000_000_000
 
 
@@ -129,7 +130,7 @@ DEV_SEEDS = 2_000_000_000
 
 @dataclass
 class Turn:
-    """One entry of the log, from which the score is counted."""
+    """One entry of the log that the score is computed from."""
 
     step: int
     tool: str  # "" if the call could not be read
@@ -155,7 +156,8 @@ class Swarm:
     diversity: float | None = None
     floor: float = 50.0  # of the final reputation; ending below it costs …
     floor_penalty: float = 0.0  # … this times the missing share of 100
-    # Times the share of turns lost to errors; train.py sets 0.5 for a small model.
+    # Costs this times the share of turns lost to errors; train.py sets 0.5 for a small
+    # model.
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
@@ -187,7 +189,7 @@ class Swarm:
         self.economy = open_economy(scenario, draw_tasks(scenario))
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
-        self.ended = False  # by a text, with text_ends
+        self.ended = False  # by a reply without a call, with text_ends
         self.dice = random.Random(scenario.dice + " player")
         self.player = PLAYERS[self.style]
         self.seen = view(self.economy)
@@ -237,7 +239,7 @@ class Swarm:
         except Refused as refusal:
             ok = False
             result = show(str(refusal), 160)
-            # nothing was done, so the reputation decays as after a pass
+            # nothing was done, so the reputation decays as it does after a pass
             me.passed = True
             calls = max(calls, split_thinking(reply)[1].count("</tool_call>"))
             mine = [p.id for p in economy.proposals.values() if p.proposer == ME]
@@ -248,7 +250,7 @@ class Swarm:
         return Turn(economy.step, tool, arguments, ok, result, calls, own)
 
     def score(self) -> dict[str, float]:
-        """The reward, its four parts, the two that can cost, and what is only measured.
+        """The reward, its four parts, what can cost, and what is only measured.
 
         An episode that was cut is scored as if the rest had been passed, so being cut
         never pays.
@@ -265,8 +267,8 @@ class Swarm:
         sides = lambda deal: (deal.initiator, deal.counterparty)
         mine = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
         soft, hard = measures(deals), measures(deals, hard=True)
-        hard.pop("acceptance")  # the same
-        # of the whole economy (swarm.economy.measures), _hard with p cut at 0.5
+        hard.pop("acceptance")  # the same as in soft
+        # for the whole economy (swarm.economy.measures); _hard with p rounded to 0 or 1
         averages = soft | {f"{name}_hard": value for name, value in hard.items()}
         claimed, submitted = self.used["claim_task"], self.used["submit_work"]
         # claims never submitted
@@ -288,18 +290,18 @@ class Swarm:
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
-            # turns with a call, pass_turn included; those of them with neither a pass
+            # turns with a call, pass_turn included; then only those with neither a pass
             # nor an error
             "turns_used": sum(turn.calls > 0 for turn in self.log),
             "turns_acted": sum(self.used.values()) - self.used["pass_turn"],
             "truncated": float(cut and not self.ended),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
-            # of the turns; published is the share of episodes with any
+            # share of turns; the published number is the share of episodes with any
             "error_rate": errors,
             "any_error": float(errors > 0),
             "self_proposal_errors": sum(turn.own for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
-            # an entry that there was nothing of is left out
+            # an entry with nothing to average is left out
             **{name: x for name, x in averages.items() if not math.isnan(x)},
             **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
         }
@@ -352,7 +354,7 @@ def typed() -> str:
     tool, _, rest = sys.stdin.readline().strip().partition(" ")
     names = as_typed(tool)
     values = rest.split(maxsplit=max(0, len(names) - 1))
-    # a number is JSON as it stands
+    # a number is already JSON
     in_json = lambda name, x: x if name == "offered_transfer" else json.dumps(x)
     pairs = [f'"{name}": {in_json(name, x)}' for name, x in zip(names, values)]
     return "" if tool in ("", "quit") else wrap_call(tool, f"{{{', '.join(pairs)}}}")

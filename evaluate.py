@@ -3,16 +3,16 @@
 Two kinds of numbers come out of episodes, and they are not the same. An *evaluation*
 plays every task of a set once, greedily: its interval is over tasks, and two
 evaluations are compared task by task. A *training batch* is sampled (temperature 1) on
-a few tasks, others in every update: good for watching, too noisy to conclude from.
+a few tasks, different ones in every update: good to watch, too noisy to conclude from.
 
 There are two sets. *Development* tasks are played before, during and after every run,
-and whatever is chosen (a setting, a moment to stop, a better loss) is chosen by them.
-But the best of ten numbers is biased upwards, so *held-out* tasks are kept apart: no
-run plays them and nothing is chosen by them. `train.py --eval-only runs/NAME
---held-out` plays them, once, for a table.
+and every choice (a setting, a moment to stop, a better loss) is made by them. But the
+best of ten numbers is biased upwards, so *held-out* tasks are kept apart: no run plays
+them and nothing is chosen by them. `train.py --eval-only runs/NAME --held-out` plays
+them, once, for a table.
 
-An episode whose environment failed has no reward. It is in no mean, it is counted, and
-a comparison leaves its task out on both sides.
+An episode whose environment failed has no reward. It is in no mean, but it is counted,
+and a comparison leaves its task out on both sides.
 
     evals.jsonl     {"update": 20, "stage": "train", "tasks": "tier 6", "reward": [1.0 …
     metrics.jsonl   {"update": 20, "reward": 0.41, "reward_low": 0.33, …}
@@ -48,7 +48,7 @@ from settings import (
 )
 
 # Only this file and lab/study.py, which makes the final tables, may use it (a test
-# checks): if any file could play these tasks, they would soon not be held out.
+# checks): if any file could play these tasks, they would not be held out for long.
 HELD_OUT_SEEDS = 4_000_000_000
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"
 
@@ -95,7 +95,7 @@ def evaluate_policy(
 
 
 def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
-    """The first eight groups, and the best one of an environment without `exact`."""
+    """The first eight groups; if the environment has no `exact`, also the best one."""
     played = [g for g in groups if g[0].stop_reason != "error"]
     first, best = groups[:8], max(played, key=lambda g: g[0].reward)
     graded = any("exact" not in g[0].components for g in played)
@@ -103,7 +103,7 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 
 def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
-    """What is printed of an evaluation: the reward, and exact answers if it has any."""
+    """What is printed about an evaluation: the reward, and `exact` if there is one."""
     found = {"reward": [e.reward for e in episodes]} | parts(episodes)
     return {
         name: metrics.mean(found[name]) for name in ("reward", "exact") if name in found
@@ -111,10 +111,10 @@ def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
 
 
 def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
-    """{entry of the score: its value in each episode, or None where it has none}.
+    """{entry of the score: its value in each episode, or None if it has none}.
 
-    An episode of two turns has no turn_3, and 0 would be a third turn that was played
-    badly.
+    An episode of two turns has no turn_3, and a 0 would mean a third turn that was
+    played badly.
     """
     names = dict.fromkeys(name for e in episodes for name in e.components)
     missing = {"exact": 0.0, "format": 0.0}  # not reported means not right
@@ -138,8 +138,8 @@ def eval_line(
 ) -> dict:
     """A line of evals.jsonl: every task's result, in order.
 
-    missing: {index of a failed task: why}. null stands for an entry that an episode's
-    score does not have.
+    missing: {index of a failed task: why}. null means that an episode's score has no
+    such entry.
     """
     scores = {"reward": [e.reward for e in episodes]} | parts(episodes)
     rounded = lambda values: [x if x is None else round(x, 5) for x in values]
@@ -167,20 +167,21 @@ def print_components(name: str, episodes: list[Episode]) -> None:
 def summarize(groups: list[list[Episode]]) -> dict:
     """A line of metrics.jsonl about one batch [G][k]: means over its episodes.
 
-    The reward's is over groups, with its interval. ValueError if all episodes failed.
+    The reward's mean is over groups, with its interval. ValueError if all episodes
+    failed.
     """
     played = without_failed(groups)
     episodes = [e for g in played for e in g]
     # Episodes of a group share a task and are not independent: the interval is over
     # group means.
     reward = metrics.mean([sum(e.reward for e in g) / len(g) for g in played])
-    # How far apart the rewards of a group are: partial credit compresses it, and what
-    # is divided by a small deviation is mostly noise (picoRL's diagnosis).
+    # How far apart the rewards of a group are. Partial credit brings them closer, and
+    # what is divided by a small deviation is mostly noise (picoRL's diagnosis).
     spread = np.mean([np.std([e.reward for e in g]) for g in played])
     average = lambda values: sum(values) / len(values)
     scores = {name: average(known(x)) for name, x in parts(episodes).items()}
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]
-    # what an exact answer was paid
+    # what exact answers earned
     paid = {"exact_reward": average(exact)} if exact else {}
     return {
         "reward": reward.mean,
@@ -208,7 +209,7 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 
 def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
-    """What GRPO could learn from a batch [G][k], in a few lines; the last concludes."""
+    """What GRPO could learn from a batch [G][k], in a few lines, the verdict last."""
     played = without_failed(groups)
     episodes = [e for g in played for e in g]
     right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
@@ -241,13 +242,13 @@ def what_is_healthy(cfg: Config) -> str:
         return (
             "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
         )
-    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor
+    # dr_grpo and dapo weight by length; the value of a log-prob is nowhere near 0, nor
     # is a KL term
     return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
 
 
 def verdict(groups: list[list[Episode]]) -> str:
-    """Has GRPO something to learn from a batch [G][k]?"""
+    """Does GRPO have something to learn from a batch [G][k]?"""
     rewards = [[e.reward for e in g] for g in without_failed(groups)]
     signal = sum(len(set(row)) > 1 for row in rewards)
     now = f"{signal} of {len(rewards)} groups have a signal"
@@ -261,8 +262,8 @@ def verdict(groups: list[list[Episode]]) -> str:
 
 # ----------------------------------------------------------------- train.py --eval-only
 
-# What may be typed with --eval-only: which tasks, the rules that they are played by,
-# and how all this is computed. The name of a set of tasks says these settings already
+# The flags that go with --eval-only: which tasks, the rules they are played by, and
+# how all this is computed. The name of a set of tasks already says these settings
 # (settings.eval_sets):
 IN_NAME = (
     "version",
@@ -285,7 +286,7 @@ COMPUTED = (
     "vllm_sleep",
     "eval_other_tiers",
 )
-# How a set of tasks is called if the policy plays it as it was before SFT and GRPO, or
+# Added to the name of a set of tasks if the policy is as it was before SFT and GRPO, or
 # samples instead of taking the likeliest token.
 BASE, SAMPLED = ", base", ", sampled"
 GAINED = (
@@ -300,7 +301,7 @@ GAINED = (
 
 
 def evaluate_only(given: Config, typed: set[str]) -> None:
-    """Evaluate a run's checkpoint beside its base; print each component, and the gains.
+    """Evaluate a run's checkpoint and its base; print each component, and the gains.
 
     given: the Config of the command line, whose eval_only names the run folder; typed:
     the names of the flags that were typed. SystemExit or ValueError with one sentence
@@ -313,7 +314,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     run_folder.mend(folder)
     if saved is None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
-    check(cfg)  # a class of yours may have lost the level
+    check(cfg)  # your own class may no longer have the level
     sets, seeds = chosen_tasks(cfg, given, typed)
     preflight(cfg)
     run_folder.tell_changed(saved, cfg.env)
@@ -323,7 +324,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     )
     rollouts = open_rollouts(cfg, policy)
     before = len(records.lines(folder / "evals.jsonl"))
-    # As it was loaded, its adapter adds nothing.
+    # Freshly loaded, its adapter adds nothing: this is the base.
     play_ways(cfg, policy, rollouts, sets, seeds, folder, 0, BASE)
     update = load_checkpoint(saved, policy)[1]["update"]  # the moments are not kept
     print(f"{folder} after {update} updates; {why}")
@@ -357,7 +358,7 @@ def play_ways(
 
 
 def print_gains(lines: list[dict]) -> None:
-    """What the adapter brings in each set: paired, since both played the same tasks."""
+    """What the adapter gains on each set, paired: both played the same tasks."""
     rows, found = [], {line["tasks"]: line for line in lines}
     for tasks in (name for name in found if not name.endswith(BASE)):
         base, own = records.same_tasks(found[tasks + BASE], found[tasks])
@@ -378,7 +379,7 @@ def print_gains(lines: list[dict]) -> None:
 def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, list[int]]:
     """(the sets to evaluate, the seeds of their tasks); cfg gets what was typed.
 
-    Other rules or held-out tasks give the set another name, so that nobody compares it
+    Other rules or held-out tasks give the set another name, so that it is not compared
     with the run's own.
     """
     own = next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
@@ -409,7 +410,7 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
 
 
 def rules_of(cfg: Config) -> dict:
-    """{rule: its value}, of the rules that a set's name does not say."""
+    """{rule: its value}, for the rules that a set's name does not mention."""
     env = make_env(cfg, cfg.difficulty)
     own = [name for name in settable(cfg.env) if name not in IN_NAME]
     reward = {"reward": cfg.reward} if cfg.env == "letters" else {}

@@ -5,29 +5,29 @@ The whole idea in four numbers. One task, four answers, rewards
     [1, 0, 0, 1]   mean 0.5, so advantages   [+0.5, -0.5, -0.5, +0.5]
                    divided by the std:       [+1,   -1,   -1,   +1  ]
 
-Make every token of the two good answers a little likelier and of the two bad ones a
-little less likely. That is all. The group's mean is the baseline, so there is no value
-network; a group whose answers all score the same says nothing (its advantages are 0)
-and is skipped.
+Make every token of the two good answers a little likelier, and every token of the two
+bad ones a little less likely. That is all. The group's mean is the baseline, so there
+is no value network. A group whose answers all score the same teaches nothing (its
+advantages are 0) and is skipped.
 
 Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
 policy either. There is one optimizer step per batch by default, so the importance ratio
 (how likely a token is now, over how likely it was when it was sampled) is 1 and
 clipping never acts. In a healthy run the printed loss says nothing. With grpo and gspo
 it is near 0: the *value* of mean(ratio · advantage) is about the mean advantage, which
-is 0 by construction; its *gradient* is not. The other losses weigh tokens by length or
-multiply log-probs, and can be any number. Watch the reward and grad_norm instead.
+is 0 by construction; its *gradient* is not. The other losses weight tokens by length or
+multiply log-probs, and can have any value. Watch the reward and grad_norm instead.
 
     loss = - Σ weight · ratio · advantage,   over all sampled tokens
 
 The losses differ in three things:
 
-    ratio    of each token; or one for the whole episode; or none, and the token's
-             log-prob stands in its place. cispo has both: the ratio, as a constant that
-             gets no gradient, times the log-prob.
-    clip     the range in which the ratio is kept: ε below 1, ε or ε_high above
-    weight   what a token weighs. There are N episodes in the batch; this one has L
-             sampled tokens, all together have S, and max is --max-tokens.
+    ratio    one per token; or one for the whole episode; or none: the token's log-prob
+             takes its place. cispo has both: the ratio, as a constant that gets no
+             gradient, times the log-prob.
+    clip     the range that the ratio is clipped to: ε below 1, ε or ε_high above
+    weight   of each token. There are N episodes in the batch; this one has L sampled
+             tokens, all together have S, and max is --max-tokens.
 
     name        ratio            clip               weight         source
     reinforce   none             none               1 / S          Williams 1992
@@ -37,9 +37,9 @@ The losses differ in three things:
     gspo        episode          [1-ε, 1+ε_high]    1 / (N · L)    Zheng 2025, eq. 5
     cispo       token, constant  ratio <= 1+ε_high  1 / S          MiniMax 2025, eq. 4
 
-dr_grpo also leaves the advantages undivided by the std. Weights are worked out once
-over the whole batch, so cutting it into micro-batches cannot change the gradient.
-Samples of an older policy, or of another engine, get one more weight: fast/batches.py
+dr_grpo also does not divide the advantages by the std. Weights are computed once, over
+the whole batch, so cutting it into micro-batches cannot change the gradient. Samples
+from an older policy, or from another engine, get one more weight: fast/batches.py
 (--importance).
 
 Run me: `python grpo.py` works the example through, number by number.
@@ -56,9 +56,8 @@ from fast.logprobs import shares_prompts, token_logprobs
 from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
-# Where the ratio is clipped: (ε, ε_high), from the papers where they give numbers. It
-# may lie in [1 - ε, 1 + ε_high]; an ε of 1 (cispo) means no lower bound. reinforce
-# has no ratio.
+# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. The numbers are the papers',
+# if they give any; an ε of 1 (cispo) means no lower bound. reinforce has no ratio.
 CLIP = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
@@ -66,7 +65,7 @@ CLIP = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }
-MAX_GRAD_NORM = 1.0  # a longer gradient is shortened: one bad batch must not break it
+MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
 
 
 # ------------------------------------------------------------------------------- update
@@ -82,16 +81,16 @@ def update(
 ) -> dict[str, float]:
     """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
 
-    advantages  [G][k], of each episode: a number, as compare_groups gives them; or a
-                tensor [n], if each of its sampled tokens is to have its own
+    advantages  [G][k], per episode: a number, as compare_groups returns; or a tensor
+                [n], if each of its sampled tokens has its own
     cfg         a settings.Config
     reference   {name: weight} of the policy that --kl compares with
 
-    Returns what to log, the columns of fast/batches.py. Raises FloatingPointError if
-    loss or gradient is not finite, before the step.
+    Returns the columns to log (fast/batches.py). Raises FloatingPointError before the
+    step if the loss or the gradient is not finite.
     """
     chosen = to_train(groups, advantages, cfg)
-    # The log gets `forward` to measure rounding, by a second, equal pass.
+    # The log gets `forward` to measure rounding: it repeats a pass.
     log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     batches = micro_batches(chosen, policy, cfg)
     epochs = cfg.epochs if chosen else 0  # nothing to learn from: no step
@@ -108,7 +107,7 @@ def update(
                 loss = loss + cfg.kl * penalty
             loss.backward()
             log.add(batch, out, loss)
-        total = log.end_epoch()  # of all processes; no step is taken if it is NaN
+        total = log.end_epoch()  # over all processes; no step is taken if it is NaN
         grad_norm = take_step(policy, optimizer, total)
     lr = optimizer.param_groups[0]["lr"]
     return log.columns() | {"grad_norm": grad_norm, "lr": lr}
@@ -120,20 +119,20 @@ def update(
 def compare_groups(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """Advantages of a batch [G, k]: how much better each episode was than its group.
 
-    This is where to try a baseline of your own. Episodes in error get 0, and do not
-    count in the means.
+    This is where to try a baseline of your own. Failed episodes get 0, and do not count
+    in the means.
     """
-    nan = float("nan")  # stands for the reward of an episode in error
+    nan = float("nan")  # stands for the reward of a failed episode
     rewards = [[e.reward if trainable(e) else nan for e in group] for group in groups]
     rewards = torch.tensor(rewards, dtype=torch.float64)
     # Dividing by the std favours tasks that are easy or hard (Liu 2025). So dr_grpo,
-    # that paper's loss, never does it; for other losses --no-normalize turns it off.
+    # that paper's loss, never does it; --no-normalize turns it off for the others.
     normalize = cfg.normalize and cfg.loss != "dr_grpo"
     return group_advantages(rewards, cfg.baseline, normalize)
 
 
 def trainable(episode: Episode) -> bool:
-    """False if its environment failed: then its reward says nothing."""
+    """False if its environment failed: then its reward means nothing."""
     return episode.stop_reason != "error"
 
 
@@ -142,7 +141,7 @@ def group_advantages(
 ) -> torch.Tensor:
     """rewards [G, k] -> advantages [G, k]: each reward minus a mean, divided by a std.
 
-    NaN is an episode in error: it gets 0, and counts in no mean.
+    NaN marks a failed episode: it gets 0, and counts in no mean.
     baseline   "group": mean and std are those of the episode's group (Shao et al. 2024,
                §4.1.2); "batch": those of all episodes; "none": nothing is subtracted or
                divided
@@ -159,7 +158,7 @@ def group_advantages(
         mean = torch.zeros_like(mean)
     centered = torch.where(valid, rewards - mean, 0.0)  # [G, k]
     # If all rewards of a group are equal, this must be exactly 0. But in floating point
-    # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as none.
+    # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as 0.
     rounding = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = torch.where(rounding, 0.0, centered)
     if normalize and baseline != "none":
@@ -173,19 +172,19 @@ def group_advantages(
 
 @dataclass
 class Output:
-    """What the policy says now of a batch's M sampled tokens."""
+    """What the policy now says about a batch's M sampled tokens."""
 
     logprobs: torch.Tensor  # [M], differentiable
     entropy: torch.Tensor  # [M], differentiable if the loss is in NEEDS_PLAIN_PASS
     logits: torch.Tensor | None = None  # [M, V], if the loss is in NEEDS_PLAIN_PASS
-    # What a loss leaves here is logged.
+    # A loss may set these, to have them logged.
     ratio: torch.Tensor | None = None  # [M]
     clipped: torch.Tensor | None = None  # [M] bool
     kl: torch.Tensor | None = None  # [M]
 
 
 def reinforce(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Williams 1992: no ratio, so nothing corrects for samples of an older policy."""
+    """Williams 1992: no ratio, so nothing corrects for samples from an older policy."""
     out.ratio = token_ratio(batch, out).detach()  # for the log only
     return -(batch.weights * batch.advantages * out.logprobs).sum()
 
@@ -222,9 +221,9 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     return -(batch.weights * constant * batch.advantages * out.logprobs).sum()
 
 
-# A loss of your own is a function like these and a line here; then --loss NAME. It sees
-# a micro-batch, which may hold a part of a group. What a token weighs, and whether the
-# loss gets logits, is said in the two sets below (dr_grpo's weights in token_weights).
+# To add a loss, write a function like these and a line here; then use --loss NAME. It
+# sees a micro-batch, which may hold only part of a group. The two sets below decide how
+# tokens are weighted (dr_grpo's way is in token_weights) and whether it gets logits.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -237,15 +236,15 @@ LOSSES = {
 # In the others, and in yours unless it is named here, all tokens weigh the same.
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
 # These use out.logits, or the gradient of out.entropy. They train on every episode,
-# also where the advantage is 0. The logits are [M, V]: mind the memory.
+# even if its advantage is 0. The logits are [M, V]: mind the memory.
 NEEDS_PLAIN_PASS: set[str] = set()
 
 
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
     """How likely each token is now, over how likely the proximal policy found it: [M].
 
-    With --importance clip that is the policy that sampled it, else the one at the start
-    of this update (set_proximal_and_importance).
+    With --importance clip, the proximal policy is the one that sampled it; else the one
+    at the start of this update (set_proximal_and_importance).
     """
     return (out.logprobs - batch.proximal).exp()
 
@@ -269,10 +268,10 @@ def clipped_loss(
 
 
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """What each token of an episode weighs, [N] float32.
+    """The weight of each token of an episode, [N] float32.
 
-    lengths [N]: sampled tokens per episode. max_tokens: of a reply. It does not depend
-    on the batch, and that is why dr_grpo divides by it.
+    lengths [N]: sampled tokens per episode. max_tokens: the longest reply. It does not
+    depend on the batch, and that is why dr_grpo divides by it.
     """
     n = max(1, len(lengths))
     if loss in EPISODES_WEIGH_ALIKE:
@@ -284,12 +283,12 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
     return torch.full_like(lengths, 1.0 / all_tokens, dtype=torch.float32)
 
 
-# ------------------------------------------------------- what update asks for, in order
+# --------------------------------------------------------- what update calls, in order
 
 
 @dataclass
 class WeightedEpisode:
-    """An episode that is trained on, and what each of its n sampled tokens counts."""
+    """An episode to train on; the advantage and weight of each of its n tokens."""
 
     episode: Episode
     advantages: torch.Tensor  # [n]
@@ -297,7 +296,7 @@ class WeightedEpisode:
 
 
 def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpisode]:
-    """The episodes that are trained on, each with its advantages and weights."""
+    """The episodes to train on, each with its advantages and weights."""
     pairs = [
         (e, torch.as_tensor(advantage).float())
         for group, row in zip(groups, advantages)
@@ -309,12 +308,12 @@ def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpiso
     weighted = []
     for (e, advantage), weight in zip(pairs, weights):
         n = e.reply_tokens
-        # A number is repeated for each token; an [n] stays what it is.
+        # A number is repeated for each token; an [n] stays as it is.
         weighted.append(WeightedEpisode(e, advantage.expand(n), weight.expand(n)))
     if cfg.kl > 0 or cfg.loss in NEEDS_PLAIN_PASS:
         return weighted
-    # An advantage of 0 is a gradient of 0: without a KL or an entropy such an episode
-    # needs no forward pass. The weights were worked out with it, so theirs stay.
+    # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
+    # episode needs no forward pass. It did count when the weights were computed.
     return [one for one in weighted if one.advantages.any()]
 
 
@@ -370,12 +369,12 @@ def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
     As in Shao et al. 2024, eq. 4. The value estimates that KL. The gradient is that of
-    KL(reference || policy), because the drawn tokens count as constants; near the
-    reference the two are the same.
+    KL(reference || policy), because the sampled tokens are treated as constants; near
+    the reference the two are the same.
     """
     with torch.no_grad(), swapped(policy, reference):
-        before = forward(policy, batch, cfg).logprobs  # [M]
-    out.kl = k3(out.logprobs, before)  # [M]
+        reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]
+    out.kl = k3(out.logprobs, reference_logprobs)  # [M]
     return (batch.weights * out.kl).sum()
 
 
@@ -384,7 +383,7 @@ def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> flo
 
     The norm is the gradient's, before it is clipped to MAX_GRAD_NORM. loss: summed over
     all processes. Raises FloatingPointError before the step if loss or norm is not
-    finite; its message says `what`.
+    finite; `what` names the loss in its message.
     """
     parameters = list(policy.trainable().values())
     parallel.sum_gradients(parameters)
@@ -402,10 +401,10 @@ if __name__ == "__main__":
     print("rewards of one group        ", rewards[0])
     print("minus the mean              ", group_advantages(rewards, normalize=False)[0])
     print("divided by the std          ", group_advantages(rewards)[0])
-    print("all the same, nothing to say", group_advantages(torch.ones(1, 4))[0])
+    print("all equal: nothing to learn ", group_advantages(torch.ones(1, 4))[0])
 
     # Two answers: a good one of one token, a bad one of three. After a step some of
-    # their tokens have left the clip of 1 ± 0.2.
+    # their tokens have left the clip range, 1 ± 0.2.
     row = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
     cases = {
@@ -422,7 +421,7 @@ if __name__ == "__main__":
             out = Output(logprobs, entropy=torch.zeros(4))
             loss = loss_of(batch, out, None)
             loss.backward()
-            seen = [] if out.ratio is None else out.ratio.tolist()
-            ratio = " ".join(f"{x:.2f}" for x in seen) or "none"
+            ratios = [] if out.ratio is None else out.ratio.tolist()
+            ratio = " ".join(f"{x:.2f}" for x in ratios) or "none"
             gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())
             print(f"{name:10} {ratio:24} {loss.item():+.2f}  {gradient}")

@@ -6,48 +6,49 @@ Why so strict? An earlier project, picoRL, evaluated on 32 tasks. It saw 41% ris
 and fall to 44%, and called it a gain and a regression. But the 95% interval of 41% on
 32 tasks reaches from 26% to 58%: all three may be the same number.
 
-    mean         the method depends on the values alone, so a number has one interval
-                 everywhere:
-                 all 0 or 1: Wilson's interval (1927), right near 0% and 100%, where ±
-                 is wrong;
+    mean         the method depends only on the values, so the same numbers get the same
+                 interval everywhere:
+                 all 0 or 1: Wilson's interval (1927), right even near 0% and 100%,
+                 where ± is wrong;
                  under 100 values between 0 and 1: Wilson's with the measured spread,
                  which is less than that of 0s and 1s (Korn and Graubard 1998, without
                  its survey weights);
                  under 100 other values: Student's t (1908);
-                 from 100 on: bootstrap, the middle 95% of the means of resamples
+                 100 or more: bootstrap, the middle 95% of the means of resamples
                  (Efron 1979)
     proportion   the same, from a count
-    gain         the same of the *differences*, task by task, if before and after saw
-                 the same tasks: their difficulty cancels, so the interval is narrower
-                 than that of two means. Never Wilson's: a difference may be negative
-                 even if none was seen
+    gain         the same for the *differences*, task by task, if before and after
+                 played the same tasks: the difficulty cancels, so the interval is
+                 narrower than that of two means. Never Wilson's: a difference may be
+                 negative even if no observed one was
 
-Do they cover the truth in 95 of 100 cases? With 2 to 64 made-up values they do in 91 to
-100; in 88 to 99 if successes are rare and whole groups of episodes succeed together.
-Wilson's covers 95 on average over true shares, 83 at the worst. The bootstrap covers
-only 50 of 100 with 2 values and 88 with 8; so it needs 100. Skewed values that are not
-between 0 and 1 (counts, seconds) are covered less: 88 to 93 for exponential ones.
-tests/test_metrics.py measures all of this. A weak spot that it does not: 72 to 87 if
-one value in 200 is 0 and the others are near 1 (n = 64 to 256).
+Do the intervals contain the truth in 95 of 100 cases? With 2 to 64 made-up values they
+do in 91 to 100; in 88 to 99 if successes are rare and whole groups of episodes succeed
+together. Wilson's does in 95 on average over true shares, in 83 at worst. The bootstrap
+does in only 50 with 2 values and in 88 with 8, so it needs 100 values. Skewed values
+that are not between 0 and 1 (counts, seconds) do worse: 88 to 93 for exponential ones.
+tests/test_metrics.py measures all of this. One weak spot it does not measure: 72 to 87
+if one value in 200 is 0 and the others are near 1 (n = 64 to 256).
 
 No interval of a mean has width 0. If all n values are equal, a share of up to 3.84 / (n
-+ 3.84) of those not seen may still differ (Wilson's bound; compare the "rule of three",
-Hanley and Lippman-Hand 1983), and be anything between 0 and 1: see `alike`.
++ 3.84) of the unseen values may still differ (Wilson's bound; compare the "rule of
+three", Hanley and Lippman-Hand 1983), and be anything between 0 and 1: see `alike`.
 
 The second half looks at a metric over the updates of a run. Neighbouring values
-resemble each other, so a bootstrap that shuffles them promises too much; a peak
-flatters; and a run that stopped at a round number may still have been rising.
+resemble each other, so a bootstrap that shuffles them gives intervals that are too
+narrow; a peak flatters; and a run that stopped at a round number may still have been
+rising.
 
     level            the mean of consecutive updates, allowing for autocorrelation
     distribution     mean, median, tails and peak, in one sentence
-    trend            has it settled, is it moving, or can nobody tell yet?
-    adaptive_window  how many of the last updates describe the present; what is decided
-                     during a run is decided on them:
+    trend            has it settled, is it moving, or is it too early to tell?
+    adaptive_window  how many of the last updates describe the present; decisions during
+                     a run are based on these:
     passed           is the present level surely above a bar? (a curriculum goes up)
     present_trend    has the present settled? (--until-converged, the report)
     cuts             where did the level drop or rise?
 
-docs/trust.md says how often these were wrong, on made-up runs whose truth is known.
+docs/trust.md says how often these were wrong, on made-up runs with a known truth.
 
 Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tasks, and
 asks a made-up run whether it has settled.
@@ -58,7 +59,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-# scipy is imported where it is needed: the doctor of others' logs does without.
+# scipy is imported where it is needed: the doctor for others' logs works without it.
 
 NAN = float("nan")
 
@@ -75,7 +76,7 @@ class Interval:
     def text(
         self, digits: int = 3, scale: float = 1, unit: str = "", sign: str = ""
     ) -> str:
-        """'0.406 [0.255, 0.577]'. sign "+": the sign of a positive number, too."""
+        """'0.406 [0.255, 0.577]'. sign "+": a positive number shows its sign, too."""
         number = lambda x: f"{scale * x:{sign}.{digits}f}"
         return f"{number(self.mean)}{unit} [{number(self.low)}, {number(self.high)}]"
 
@@ -96,7 +97,7 @@ class Interval:
         return self.text(1, 100, " points", "+")
 
     def within(self, low: float, high: float) -> "Interval":
-        """The same mean; the ends reach no further than what is possible."""
+        """The same mean, with both ends cut to what is possible."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
 
@@ -106,7 +107,7 @@ def proportion(successes: float, n: int) -> Interval:
         return Interval(NAN, 0.0, 1.0, 0)
     share = successes / n
     low, high = score_interval(round(successes) / n, Z2 / n)
-    # Rounding must not part an end from a share of 0 or 1.
+    # Rounding must not move an end away from a share of 0 or 1.
     return Interval(share, min(low, share), max(high, share), n).within(0.0, 1.0)
 
 
@@ -154,14 +155,14 @@ def are_shares(values: np.ndarray) -> bool:
 
 
 def is_constant(values: np.ndarray) -> bool:
-    """Are there no two values that differ by more than rounding?"""
+    """Are all values equal, up to rounding?"""
     return len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, abs(values[0]))
 
 
 def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Interval:
-    """The mean of n equal values (one value always is): values not seen yet may differ.
+    """The mean of n equal values (or of a single one): unseen values may still differ.
 
-    How many of them is Wilson's bound for 0 of n. They may be anything between the
+    How many may differ is Wilson's bound for 0 of n. They may be anything between the
     ends, which reach to twice the value if it lies outside.
     """
     low, high = ends
@@ -186,7 +187,7 @@ def gain(before, after) -> Interval:
         sizes = f"before has {before.shape} values and after {after.shape}"
         raise ValueError(f"gain: {sizes}; both must be the same tasks")
     both = np.concatenate([before, after])
-    # what a task may have changed by
+    # the most that a task may have changed by
     most = max(1.0, float(np.ptp(both))) if len(both) else 1.0
     found = of_any(after - before, (-most, most))
     return found.within(-1.0, 1.0) if are_shares(both) else found
@@ -194,7 +195,7 @@ def gain(before, after) -> Interval:
 
 # ---------------------------------------------------------- over the updates of a run
 
-STEP = 4.0  # a step of the level is this many standard errors high (cuts says why)
+STEP = 4.0  # a step in the level is this many standard errors high (cuts says why)
 LEAST = 5  # and has at least this many updates on either side
 
 
@@ -209,8 +210,8 @@ def series(values) -> np.ndarray:
 def slow_noise(residuals: np.ndarray, fitted: int) -> float:
     """How far slow noise can carry an average: its deviation times Student's 97.5%.
 
-    In an average over many updates fast noise cancels; slow waves are what moves it. So
-    we write the residuals as cosine waves (a DCT), skip the first `fitted` waves, which
+    In an average over many updates fast noise cancels, while slow waves move it. So we
+    write the residuals as cosine waves (a DCT), skip the first `fitted` waves, which
     the fit has removed (1: a mean; 2: a mean and a slope, which looks much like the
     slowest wave), and take the power of the next few. White noise has the same power in
     all waves, and nothing changes; autocorrelated noise has more in the slow ones, and
@@ -234,7 +235,7 @@ def level(values) -> Interval:
     """The mean of consecutive updates; its interval allows for autocorrelation.
 
     A series that rises has no level, and gets a wide interval. So do two values
-    (Student's t with one degree of freedom). That of shares lies between 0 and 1.
+    (Student's t with one degree of freedom). Shares get one between 0 and 1.
     """
     values = series(values)
     n = len(values)
@@ -262,20 +263,20 @@ def distribution(values) -> str:
 @dataclass(frozen=True)
 class Trend:
     settled: bool
-    sentence: str  # settled, still moving, or what is missing to tell
+    sentence: str  # settled, still moving, or why it is too early to tell
     slope: Interval  # per 10 updates, over the last `window`
     window: int  # updates the slope was fitted to
-    level: Interval  # if settled: as long as it holds, roughly; else of the window
+    level: Interval  # if settled: as long as it has held, roughly; else the window's
 
 
-SHORTEST = 30  # updates that can settle
+SHORTEST = 30  # updates: in fewer, nothing counts as settled
 
 
 def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
-    """Has a metric settled? To be asked after every update, with all values so far.
+    """Has a metric settled? Call it after every update, with all values so far.
 
-    "No significant slope" does not prove rest: ten noisy updates show none either. So
-    the burden of proof is reversed, as in a test of equivalence (Schuirmann 1987). It
+    "No significant slope" proves nothing: ten noisy updates show none either. So the
+    burden of proof is reversed, as in a test of equivalence (Schuirmann 1987). A metric
     has settled only if
 
     1. the window is long enough to judge: the 95% interval of its slope reaches at most
@@ -302,7 +303,7 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     while windows[-1] < n:
         windows.append(min(n, round(1.25 * windows[-1])))
     precise = [w for w in windows if is_precise(line(values[-w:])[0])]
-    # If none is: the later half, since all would mix an early rise with today.
+    # If none is, take the later half: all values would mix in an early rise.
     window = precise[0] if precise else max(shortest, n // 2)
     slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
@@ -330,8 +331,8 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
 def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
     """Least squares through 3 values or more: (slope per 10 updates, residuals [n]).
 
-    The one interval here that may have no width: that of a curve that never varied,
-    which has settled as far as anybody can see.
+    This interval alone may have width 0: a curve that never varied has settled, as far
+    as anyone can see.
     """
     n = len(values)
     time = np.arange(n) - (n - 1) / 2
@@ -382,8 +383,8 @@ def adaptive_window(values) -> int:
     """How many of the last updates describe the present.
 
     It starts with all of them, so that noise averages out, drops what lies before a
-    step (cuts), and halves the rest while a line through it hints at a slope (p < 0.2:
-    too short a window is imprecise, too long a one is wrong). On a slow rise it still
+    step (cuts), and halves the rest while a line through it hints at a slope (p < 0.2).
+    Too short a window is imprecise; too long a window is wrong. On a slow rise it still
     lags, and a fixed window of 10 describes the present better (commit 22b9273,
     results/metrics).
     """
@@ -401,19 +402,19 @@ def adaptive_window(values) -> int:
 
 
 def present(values) -> np.ndarray:
-    """The last updates, as many as describe the present."""
+    """The last updates: as many of them as describe the present."""
     return series(values)[-adaptive_window(values) :]
 
 
 def passed(values, bar: float) -> bool:
-    """Is the present level surely (97.5%) above a bar? To be asked after every update.
+    """Is the present level surely (97.5%) above a bar? Call it after every update.
 
-    So a noisy level is watched for longer, and one far above the bar is passed after a
-    few updates. A mean of the last five over the bar is no such proof: on 100 made-up
-    levels that stay at 0.70 it passed a bar of 0.75 in all of them within 120 updates,
-    this in 7; on 100 that rise through it slowly it passed too early in 89, this in 5
-    (and half a rise later; tests/test_metrics.py has both). Equal values show no noise
-    to judge by: five of them count as they are.
+    A noisy level is watched for longer, and one far above the bar passes after a few
+    updates. A mean of the last five above the bar proves much less. On 100 made-up
+    levels that stay at 0.70, it passed a bar of 0.75 within 120 updates in all of them;
+    this test, in 7. On 100 that rise through the bar slowly, it passed too early in 89;
+    this test, in 5 (and half a rise later; tests/test_metrics.py has both). Equal
+    values show no noise to judge by: five of them count as they are.
     """
     recent = present(values)
     if is_constant(recent):
@@ -422,7 +423,7 @@ def passed(values, bar: float) -> bool:
 
 
 def present_trend(values) -> Trend:
-    """Has the present settled? An old level is no part of it; a rise of now is."""
+    """Has the present settled? An old level does not count; a current rise does."""
     window = max(SHORTEST, adaptive_window(values))
     return trend(series(values)[-window:])
 

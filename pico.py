@@ -2,7 +2,7 @@
 
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
-What you will see, of 256 development tasks and with seed 0:
+What you will see, with seed 0 and 256 development tasks:
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells   0%
@@ -11,20 +11,20 @@ What you will see, of 256 development tasks and with seed 0:
     update 150  reward 0.95  spells 100%  gradient 0.09
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
 
-and then the curve of the reward, drawn with characters. (An evaluation takes the
-likeliest token each time. An update draws its tokens, and earns less at first.)
+and then the reward curve, drawn as text. (An evaluation always takes the likeliest
+token. An update samples its tokens, and earns less at first.)
 
-The model (0.9M parameters, models/pico_base) is asked how often letters occur in some
-string. It can answer at once, and be wrong. Or it can first spell the string out with
-a running tally, and be right. Pretraining showed it both and made the good one rare.
-Nobody tells it which is better: it plays, each reply is scored, and the replies that
-score above the mean of their group are made likelier.
+The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
+in a string. It can answer at once, and be wrong. Or it can first spell the string out
+with a running tally, and be right. Pretraining showed it both, but the good one rarely.
+Nothing tells it which is better: it plays, each reply is scored, and replies that score
+above the mean of their group are made likelier.
 
     task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
 
-Each part below names the file of the book that does the same: faster, safer, and for
-more than one task. tests/test_pico.py holds the two together; docs/pico.md shows the
-tensors of one update.
+Each part below names the file of the book that does the same faster, more safely and
+for more than one task. tests/test_pico.py checks that the two agree; docs/pico.md shows
+the tensors of one update.
 """
 
 import argparse
@@ -44,8 +44,8 @@ DEVICE = "cpu"  # or "cuda", or "mps" on a Mac: nothing else has to change
 
 # The model, as in its config.json.
 LAYERS = 4
-HEADS = 4  # of queries
-KV_HEADS = 2  # of keys and values: two heads of queries share one
+HEADS = 4  # query heads
+KV_HEADS = 2  # key and value heads: two query heads share one
 HEAD_DIM = 32
 EPS = 1e-6
 ROPE_BASE = 10_000.0
@@ -62,17 +62,17 @@ TASKS = 8  # per update
 # Samples per task. Try 1: there is nothing to compare with, every advantage is 0, and
 # nothing is learnt.
 K = 8
-# The longest reply. Try 64: every thought is cut off before it can pay: none is learnt.
+# The longest reply. Try 64: thoughts are cut off before they can pay; none is learnt.
 MAX_TOKENS = 320
 # Try 0.1: after a few updates the model babbles, and the reward stays at 0.
 LR = 3e-4
-WARMUP = 5  # the rate rises over so many updates, …
+WARMUP = 5  # the rate rises over this many updates, …
 LR_END = 0.1  # … then falls to this share of LR
 CLIP = 0.2  # PPO's; grpo_loss says why it never acts here
-MAX_NORM = 1.0  # a longer gradient is shortened to this
+MAX_NORM = 1.0  # a larger gradient is scaled down to this norm
 
-# A task is drawn from a seed. The ranges never meet: nobody is examined on what it
-# trained on. GRPO's tasks begin at 0.
+# A task is drawn from a seed. The ranges never overlap, so the model is never tested on
+# what it trained on. GRPO's tasks begin at 0.
 SFT_SEEDS = range(10**9, 10**9 + 100)
 DEV = range(2 * 10**9, 2 * 10**9 + 256)
 
@@ -93,9 +93,9 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    rng.random()  # for the book it decides: one letter or several? here always several
+    rng.random()  # in the book: one letter or several? here it is always several
     n_letters = rng.randint(8, 12)
-    p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
+    p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
     present = sorted(set(text))
     absent = sorted(set(ascii_lowercase) - set(text))
     rng.shuffle(present)
@@ -116,7 +116,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
 
 
 def demonstration(counts: dict[str, int]) -> str:
-    """What SFT imitates: the form of a reply. It states counts, it does not count."""
+    """What SFT imitates: the form of a reply. It states counts without counting."""
     stated = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
     answer = json.dumps(counts)
     return f"<think>\nLet me count. {stated}.\n</think>\n<answer>{answer}</answer>"
@@ -130,7 +130,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     rest = reply.rpartition("</think>")[2]  # what follows the thinking
     answers = re.findall("<answer>(.*?)</answer>", rest, re.DOTALL)
     tags = re.findall("</?answer>", rest)
-    reopened = "<think>" in rest  # a thought that never ends: no answer counts in it
+    reopened = "<think>" in rest  # a thought never closed: an answer in it is void
     if len(answers) != 1 or len(tags) != 2 or reopened:
         return 0.0
     try:
@@ -147,7 +147,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
 
 
 def spells(reply: str) -> bool:
-    """Does it think letter by letter, "b a1 n1 a2"? For us to watch; it is not paid."""
+    """Does it think letter by letter, "b a1 n1 a2"? We watch this; it earns nothing."""
     thought, _, rest = reply.rpartition("</think>")
     if "<think>" in rest:  # never closed: the whole reply is a thought
         thought = reply
@@ -174,20 +174,20 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
 
 
 TEXTS, SCORED = read_tokenizer()
-STOP = SCORED["<|im_end|>"][1]  # ends each turn; the policy has to learn to say it, too
-# After this the policy speaks.
+STOP = SCORED["<|im_end|>"][1]  # ends each turn; the policy must learn to write it, too
+# The prompt: the policy writes what follows.
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-LONGEST_PIECE = max(len(piece) for piece in SCORED)  # in letters
+LONGEST_PIECE = max(len(piece) for piece in SCORED)  # in characters
 
 
 def encode(text: str) -> list[int]:
-    """Token ids: of all ways to cut the text into pieces, the one of highest score.
+    """Token ids: of all ways to cut the text into pieces, the one that scores highest.
 
-    The score of a way is the sum over its pieces. The best way to cut the first n
-    letters ends in some piece; before it stands the best way to cut what is left.
+    A way's score is the sum over its pieces. The best way to cut the first n letters
+    is the best way to cut some beginning of them, followed by one last piece.
     """
-    # best[n] is about the first n letters: (score, -begin of the last piece, ids). With
-    # -begin, max prefers the longer last piece if two scores are equal.
+    # best[n], for the first n letters: (score, -begin of the last piece, ids). Of equal
+    # scores, max prefers the one with the longer last piece, thanks to -begin.
     best = [(0.0, 0, [])]
     for end in range(1, len(text) + 1):
         ways = []  # to cut the first `end` letters, one per last piece
@@ -225,7 +225,7 @@ BASE = read_weights()  # frozen
 
 
 def new_lora() -> dict[str, torch.Tensor]:
-    """What learns: for each linear layer A [r, in], random, and B [out, r], zeros."""
+    """The weights that learn: per linear layer A [r, in], random; B [out, r], zeros."""
     shapes = {name: w.shape for name, w in BASE.items() if "_proj" in name}
     lora = {}
     for name, (n_out, n_in) in shapes.items():
@@ -245,16 +245,16 @@ def policy_of(lora: dict) -> dict[str, torch.Tensor]:
 
 
 def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): turn pairs of dimensions of x [B, H, T, d] by their place.
+    """RoPE (Su et al. 2021): rotate pairs of dimensions of x [B, H, T, d] by `angle`.
 
-    angle [B, 1, T, d]. Two tokens then attend to each other by how far apart they are.
+    angle [B, 1, T, d] grows with position, so attention sees how far apart tokens are.
     """
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat([-second, first], dim=-1)
     return x * angle.cos() + swapped * angle.sin()
 
 
-LAST = (slice(None), -1)  # x[LAST] is x[:, -1]: the last place of each row
+LAST = (slice(None), -1)  # x[LAST] is x[:, -1]: the last position of each row
 
 
 def forward(
@@ -265,18 +265,18 @@ def forward(
     cache=None,
     start=0,
 ) -> torch.Tensor:
-    """Log-probs of every next token, [M, V], at M places.
+    """Log-probs of every possible next token at M positions: [M, V].
 
     ids     [B, T]
-    pad     [B]; the first pad[b] tokens of row b only fill it up, and do not count
-    wanted  the M places, as an index or a mask over [B, T]; by default the end of each
-            row, so that M = B
-    start   how many tokens of each row were read before these, by earlier calls
-    cache   [LAYERS, 2, B, KV_HEADS, places, HEAD_DIM]: the keys and values of those
-            earlier tokens; the ones of these tokens are written behind them
+    pad     [B]; the first pad[b] tokens of row b are padding, and do not count
+    wanted  the M positions, as an index or a mask over [B, T]; by default the last one
+            of each row, so that M = B
+    start   how many tokens of each row earlier calls have read
+    cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of those
+            earlier tokens; this call writes its own after them
     """
     B, T = ids.shape
-    n_rep = HEADS // KV_HEADS  # heads of queries that share one head of keys
+    n_rep = HEADS // KV_HEADS  # query heads that share one key head
 
     def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
@@ -288,15 +288,15 @@ def forward(
         x = linear(x, name).view(B, T, -1, HEAD_DIM)
         return x.transpose(1, 2)  # [B, heads, T, d]
 
-    # A token sees itself and what came before it. Padding sees only itself: in a row of
-    # the mask without any True, attention would be NaN.
+    # A token sees itself and what came before it. Padding sees only itself: a row of
+    # the mask without any True would make attention NaN.
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1]
     first = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first)  # [B, T, start + T]
-    # Grouped-query attention: n_rep heads of queries share one head of keys. Their
-    # queries are laid end to end, as one head with n_rep · T queries, and so are the
-    # rows of their mask: no key is copied.
+    # Grouped-query attention: n_rep query heads share one key head. Their queries are
+    # laid end to end, as one head with n_rep · T queries, and so are the rows of their
+    # mask. That way no key is copied.
     mask = mask.repeat(1, n_rep, 1)[:, None]  # [B, 1, n_rep · T, start + T]
 
     exponents = torch.arange(0, HEAD_DIM, 2, device=DEVICE) / HEAD_DIM
@@ -332,20 +332,20 @@ def forward(
 # ------------------------------------------ sample (book: rollout.py, fast/sampler.py)
 @dataclass
 class Episode:
-    """One play of one task. What is trained is, token for token, what was sampled."""
+    """One play of one task. We train on exactly the tokens that were sampled."""
 
     prompt: list[int]
     reply: list[int]  # token ids, the end-of-turn token included
-    logprobs: list[float]  # of each token of the reply, when it was drawn
+    logprobs: list[float]  # of each reply token, when it was drawn
     text: str = ""
     reward: float = 0.0
 
 
 def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """A token per row, [B], by the inverse of the cumulative distribution.
+    """A token per row, [B], by inverting the cumulative distribution.
 
-    The first token at which the probabilities so far exceed `chance`. logprobs [B, V];
-    chance [B], uniform in [0, 1).
+    It is the first token whose cumulative probability exceeds `chance`.
+    logprobs [B, V]; chance [B], uniform in [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     target = chance[:, None] * cdf[:, -1:]  # rounding: the last sum may be 0.9999999
@@ -373,8 +373,8 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
     logp = logp.repeat_interleave(k, 0)  # [B, V]
     pad = pad.repeat_interleave(k)  # [B]
-    # Room for the reply behind each prompt's keys and values, in the dimension before
-    # the last. (F.pad begins with the last: nothing for HEAD_DIM, then MAX_TOKENS.)
+    # Room for the reply after each prompt's keys and values, in the second-to-last
+    # dimension. (F.pad starts with the last: nothing for HEAD_DIM, then MAX_TOKENS.)
     cache = cache.repeat_interleave(k, dim=2)  # G -> B
     cache = F.pad(cache, (0, 0, 0, MAX_TOKENS))
 
@@ -413,9 +413,9 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
 def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
     """Rewards [G, k] -> advantages [G, k]: [1, 0, 0, 1] -> [+1, -1, -1, +1].
 
-    Zeros if all rewards of a group agree: then there is nothing to learn from it.
+    Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # For a reward of your own: in float32, 0.7 minus the mean of seven 0.7 is not 0.
+    # For a reward of your own: in float32, 0.7 minus the mean of seven 0.7s is not 0.
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -423,17 +423,17 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the log-prob of each reply token now, [M]; whose it is, [M]), row after row."""
+    """Of each reply token, row after row: (its log-prob now [M], its row [M])."""
     rows = [e.prompt + e.reply for e in episodes]
     T = max(len(row) for row in rows)
     padded = [row + [0] * (T - len(row)) for row in rows]
     ids = torch.tensor(padded, device=DEVICE)  # [N, T]
-    # Place t predicts token t + 1: the shift that every trainer gets wrong once. After
-    # a prompt of 3 tokens, a reply of 2 is predicted at the places 2 and 3.
+    # Position t predicts token t + 1: the shift that everybody gets wrong once. After a
+    # prompt of 3 tokens, a reply of 2 is predicted at positions 2 and 3.
     mask = torch.zeros(len(rows), T - 1, dtype=torch.bool, device=DEVICE)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    no_pad = torch.zeros_like(ids[:, 0])  # padding is at the end here, unseen by anyone
+    no_pad = torch.zeros_like(ids[:, 0])  # padding comes last here: no reply sees it
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
     row_of = mask.nonzero()[:, 0]  # [M]
@@ -441,9 +441,9 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """The loss of one group, advantages [k]: summed over its replies.
+    """The loss of one group, summed over its replies; advantages [k].
 
-    Its value is near 0, because the advantages of a group cancel out; its gradient is
+    Its value is near 0, because the advantages of a group cancel out. Its gradient is
     not.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
@@ -452,8 +452,8 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     advantage = advantages[row_of]  # [M]
     # How likely a token is now, over how likely it was when it was drawn. With one step
     # per batch, as here, nothing has changed since: every ratio is 1. Its gradient is
-    # then that of logp, and the clip below never acts. From a second step on it would
-    # keep the policy near the one that drew the samples.
+    # then that of logp, and the clip below never acts. From a second step on, the clip
+    # would keep the policy near the one that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
@@ -464,7 +464,7 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
 
 
 def step(optimizer, lora: dict, lr: float) -> float:
-    """One step of Adam; returns the norm of the gradient before it was shortened."""
+    """One step of Adam; returns the norm of the gradient before it was clipped."""
     optimizer.param_groups[0]["lr"] = lr
     norm = torch.nn.utils.clip_grad_norm_(lora.values(), MAX_NORM).item()
     optimizer.step()
@@ -474,7 +474,7 @@ def step(optimizer, lora: dict, lr: float) -> float:
 
 # ----------------------------------------- loop (book: sft.py, train.py, evaluate.py)
 def interval_of(p: float, n: int) -> tuple[float, float]:
-    """Wilson's 95% interval (1927) of a share p of n tasks; it stays within [0, 1]."""
+    """Wilson's 95% interval (1927) for a share p of n tasks; it stays within [0, 1]."""
     z2 = 1.96**2
     center = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = (z2 * (p * (1 - p) / n + z2 / (4 * n * n))) ** 0.5 / (1 + z2 / n)
@@ -482,12 +482,12 @@ def interval_of(p: float, n: int) -> tuple[float, float]:
 
 
 def evaluate(weights: dict, stage: str) -> None:
-    """New tasks, greedy: how many are exactly right, and how sure that number is."""
-    played = [group[0] for group in play(weights, DEV, 1)]
-    n = len(played)
-    p = sum(e.reward for e in played) / n
+    """Play new tasks greedily: how many are right, and how sure is that number?"""
+    episodes = [group[0] for group in play(weights, DEV, 1)]
+    n = len(episodes)
+    p = sum(e.reward for e in episodes) / n
     low, high = interval_of(p, n)
-    habit = sum(spells(e.text) for e in played) / n
+    habit = sum(spells(e.text) for e in episodes) / n
     exact = f"exact {p:5.1%} [{low:5.1%}, {high:5.1%}]"
     print(f"{stage:10}  {exact}  n = {n}  spells {habit:4.0%}", flush=True)
 
@@ -496,12 +496,12 @@ def warm_up(lora: dict, seed: int) -> None:
     """SFT: make demonstrations likelier. It teaches a reply's form, not the trick."""
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)
-    shown = []
+    demos = []
     for ask, counts in map(make_task, SFT_SEEDS):
         prompt = encode(CHAT.format(ask))
-        shown.append(Episode(prompt, [*encode(demonstration(counts)), STOP], []))
+        demos.append(Episode(prompt, [*encode(demonstration(counts)), STOP], []))
     for i in range(SFT_STEPS):
-        batch = rng.sample(shown, SFT_BATCH)
+        batch = rng.sample(demos, SFT_BATCH)
         logp, _ = logprobs_of(policy_of(lora), batch)  # [M]
         loss = -logp.mean()
         loss.backward()
@@ -536,7 +536,7 @@ def main(seed: int, updates: int) -> None:
     try:
         for i in range(updates):
             # 1 sample: K replies to each of TASKS new tasks. Each update takes the next
-            # seeds, and another --seed begins elsewhere. (All are below SFT_SEEDS, 1e9,
+            # seeds; another --seed starts elsewhere. (All are below SFT_SEEDS, 1e9,
             # because TASKS divides it.)
             first = ((seed * 100_000 + i) * TASKS) % 10**9
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
@@ -550,7 +550,7 @@ def main(seed: int, updates: int) -> None:
             # 3 learn: the better ones become likelier, the worse ones less likely.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
-                    # policy_of for each group: backward() frees its graph of B · A.
+                    # policy_of for each group: backward() frees the graph of B · A.
                     loss = grpo_loss(policy_of(lora), group, advantage)
                     # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()

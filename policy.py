@@ -6,18 +6,17 @@ Only A [rank, in] and B [out, rank] learn.
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains
 every weight instead. Nothing edits the base in place: folding LoRA into bfloat16
-weights and out again at every update would lose bits of them each time. The sampler
-folds it into a copy of its own. The embedded `models/pico_base/` (`models/pico_swarm/`
-for swarm) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same
-files.
+weights and out again at every update would lose bits each time. The sampler folds it
+into a copy of its own. The embedded `models/pico_base/` (`models/pico_swarm/` for
+swarm) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
 
-The end of this file uses a policy in the plain way: it computes how likely each token
-of a text is (`plain_logprobs`) and samples a text (`PlainSampler`). The files of fast/
-do both much faster, with the same numbers; `--plain` trains with these.
+The end of this file uses a policy the plain way: it computes how likely each token of a
+text is (`plain_logprobs`) and samples a text (`PlainSampler`). The files in fast/ do
+both much faster, with the same numbers; `--plain` trains with the plain versions.
 
 Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one
-reply. `python -m bridges.export merge runs/NAME out/` makes a trained run a model of
-its own.
+reply. `python -m bridges.export merge runs/NAME out/` turns a trained run into a model
+of its own.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -38,13 +37,13 @@ from bookkeeping.pretrained import (  # noqa: F401 (fast/ takes the others from 
 )
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
-# trained further on tool calls; worse at lists for it
+# trained further on tool calls, and worse at lists for it
 PICO_SWARM = PICO.with_name("pico_swarm")
 # for strings of 80 to 150 letters (docs/letters.md)
 PICO_LONG = PICO.with_name("pico_long")
-# a real one, 134.5M parameters: `make smollm2` puts it there
+# a real chat model, 134.5M parameters: `make smollm2` puts it there
 SMOLLM2 = PICO.with_name("smollm2")
-# {name: path}: their names do in any folder
+# {name: path}: the names work from any folder
 EMBEDDED = {p.name: str(p) for p in (PICO, PICO_SWARM, PICO_LONG, SMOLLM2)}
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
@@ -54,7 +53,7 @@ class Policy:
     model: torch.nn.Module  # a PeftModel, or the bare causal LM when lora_rank == 0
     tokenizer: object
     stop_ids: frozenset[int]  # a sampled reply ends with one of these
-    name: str  # for people: the folder's name, or the hub id
+    name: str  # to display: the folder's name, or the hub id
     lora_rank: int  # 0: all weights learn
     device: torch.device
     # recompute activations in the backward pass, to save memory
@@ -63,7 +62,7 @@ class Policy:
 
     @property
     def lm(self) -> torch.nn.Module:
-        """The causal LM itself (with its LoRA layers inside, when there are any)."""
+        """The causal LM itself (with its LoRA layers inside, if there are any)."""
         return self.model.get_base_model() if self.lora_rank else self.model
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -72,7 +71,7 @@ class Policy:
 
     @property
     def n_parameters(self) -> int:
-        """Of the model itself, LoRA not counted."""
+        """Parameters of the model itself, without LoRA."""
         named = self.lm.named_parameters()
         return sum(p.numel() for name, p in named if "lora_" not in name)
 
@@ -86,9 +85,9 @@ class Policy:
         """`with policy.learning():` around the optimizer steps of SFT and GRPO.
 
         The model stays in eval mode, without dropout, because we train on the
-        distribution that we sampled from. Only gradient checkpointing asks for training
+        distribution that we sampled from. Only gradient checkpointing needs training
         mode: transformers does it in no other, and fast/machine.py refuses models with
-        dropout. Afterwards the gradients are freed: sampling has better uses for their
+        dropout. Afterwards the gradients are freed, so that sampling can use their
         memory.
         """
         self.model.train(self.checkpointing)
@@ -101,7 +100,7 @@ class Policy:
 
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
-    """AdamW on what learns; on a GPU fused, which takes 4 bytes per weight less."""
+    """AdamW on what learns; fused on a GPU, which saves 4 bytes per weight."""
     fused = True if policy.device.type == "cuda" else None
     weights = policy.trainable().values()
     return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=fused)
@@ -114,7 +113,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 @contextmanager
 def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
-    """`with swapped(policy, weights):` computes with these, a reference's say."""
+    """`with swapped(policy, weights):` computes with these, such as a reference's."""
     parameters = policy.trainable()
     own = {name: p.data for name, p in parameters.items()}
     try:
@@ -134,9 +133,9 @@ def load_policy(
 ) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA.
 
-    With rank 0 nothing is attached, and all of it learns. Adapters are always float32.
-    today: the date for a template that writes it; "" is the day it is. SystemExit with
-    a one-sentence message if the model cannot be loaded, or cannot chat.
+    With rank 0 nothing is attached, and all weights learn. Adapters are always float32.
+    today: the date, for a template that writes it; "" is today's. SystemExit with a
+    one-sentence message if the model cannot be loaded, or cannot chat.
     """
     base = EMBEDDED.get(name, name)
     if base == str(SMOLLM2) and not SMOLLM2.exists():
@@ -152,15 +151,15 @@ def load_policy(
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
     model.to(device).eval()
     shown = Path(name).resolve().name if Path(name).exists() else name
-    # What the template writes behind a reply ends a turn, whatever the configs call eos
+    # What the template writes after a reply ends a turn, whatever the configs call eos
     # (Qwen2.5's base models: <|im_end|> in the template, <|endoftext|> in the configs).
     stop_ids |= {read_template(tokenizer).end} - {None}
-    on = torch.device(device)
-    return Policy(model, tokenizer, stop_ids, shown, lora_rank, on, today=today)
+    device = torch.device(device)
+    return Policy(model, tokenizer, stop_ids, shown, lora_rank, device, today=today)
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """The model with LoRA beside its weights."""
+    """The model with LoRA added to its layers."""
     from peft import get_peft_model
 
     return get_peft_model(lm, lora_config(lm.config, rank, alpha))
@@ -169,8 +168,8 @@ def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
 def lora_config(config, rank: int, alpha: int):
     """peft's config of LoRA: on every linear layer but the output.
 
-    In a mixture of experts on attention only: adapters of rank 32 on all 128 experts
-    of a 30B would be 2 billion parameters.
+    In a mixture of experts, on attention only: adapters of rank 32 on all 128 experts
+    of a 30B model would be 2 billion parameters.
     """
     from peft import LoraConfig
 
@@ -188,9 +187,9 @@ def lora_config(config, rank: int, alpha: int):
 def plain_logits(
     policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
 ):
-    """The logits [M, V] from which each masked token is chosen, over temperature.
+    """The logits [M, V] that each masked token is drawn from, divided by temperature.
 
-    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] asks for token t+1, which
+    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] picks token t+1, which
     position t predicts. M = mask.sum(), row after row. Returns float32.
     """
     logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
@@ -237,13 +236,13 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
     if temperature == 0:
         tokens = logits.argmax(-1)
     else:
-        cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
+        cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 up to rounding
         total = cdf[:, -1:]
-        # for a uniform that rounds to 1
+        # in case a uniform rounds to 1
         inside = torch.nextafter(total, torch.zeros_like(total))
         target = torch.minimum(uniform[:, None] * total, inside)
         tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
-        # of logits that are NaN; rollout.take_turn will notice them
+        # in case logits are NaN; rollout.take_turn will notice
         tokens = tokens.clamp(max=logits.shape[-1] - 1)
     return tokens, logp.gather(-1, tokens[:, None])[:, 0]
 
@@ -251,8 +250,8 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
 class PlainSampler:
     """fast/sampler.py's TorchSampler without its tricks.
 
-    The same seeds give the same tokens, one reply after the other, and the whole text
-    is read again for each token.
+    The same seeds give the same tokens. It samples one reply after the other, and reads
+    the whole text again for each token.
     """
 
     def __init__(self, policy: Policy):
@@ -303,10 +302,10 @@ class PlainSampler:
 def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     """A conversation as the chat template writes it, up to where the policy speaks.
 
-    Control tokens inside a message are broken up: text stays text. tools: JSON schemas,
-    or None. What the template would leave out is said in another way
-    (bookkeeping/chat.py). Raises ValueError if the template refuses the conversation,
-    or leaves something out all the same: nobody plays blind.
+    Control tokens inside a message are broken up, so text stays text. tools: JSON
+    schemas, or None. If the template would leave something out, it is said in another
+    way (bookkeeping/chat.py). Raises ValueError if the template refuses the
+    conversation, or still leaves something out: a policy must not play blind.
     """
     tokenizer, template = policy.tokenizer, read_template(policy.tokenizer)
     added = tokenizer.added_tokens_decoder.values()
@@ -331,7 +330,7 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     if opened_thought(text) and not think:
         why = "opens <think> also if told not to; leave --no-think out"
         raise ValueError(f"{whose} {why}, or take another model")
-    # What the assistant thought before may be left out: it was read.
+    # The assistant's earlier thoughts may be left out: it has read them.
     shown = [m for m in safe if m["role"] != "assistant"]
     if lost := [m["role"] for m in shown if m["content"].strip() not in text]:
         why = f"leaves out or changes a message of role {lost[0]}"

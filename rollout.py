@@ -3,22 +3,22 @@
     seed -> env.reset -> messages -> prompt ids -> sampler
          -> reply ids -> text -> env.step -> messages -> …
 
-The one rule is *token-exact*: what is trained is, token for token, what was sampled.
-A reply is never decoded and tokenized again (the tokens may come out differently), and
-never rendered by the template again (Qwen3's drops the thinking of earlier turns).
-The text between two turns, as the template writes it, is appended. And we measure it:
-each update compares the log-prob of every token that it trains on with the one it was
-sampled at (fast/batches.py; the column `mismatch` of metrics.jsonl).
+The one rule is *token-exact*: we train on exactly the tokens that were sampled. A reply
+is never decoded and tokenized again (the tokens may come out differently), and never
+rendered by the template again (Qwen3's drops the thinking of earlier turns). Only the
+text between two turns, as the template writes it, is appended. We also measure this:
+each update compares the log-prob of every token that it trains on with the log-prob
+when it was sampled (fast/batches.py; the column `mismatch` of metrics.jsonl).
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
-                 the prompt: nobody's choice           the policy's choices, its
+                 the prompt: given                     the policy's choices, its
                                                        end-of-turn token included
 
-A group is k episodes of the *same* task: same seed, same prompt, other random numbers.
+A group is k episodes of the *same* task: same seed, same prompt, new random numbers.
 
-Run me: `python rollout.py` plays an episode of pico_base: each token, who chose it, and
-its log-prob.
+Run me: `python rollout.py` plays an episode with pico_base and prints each token, who
+chose it, and its log-prob.
 """
 
 import math
@@ -49,18 +49,18 @@ class Episode:
     token_ids: list[int] = field(default_factory=list)
     # True exactly where the policy chose the token
     sampled: list[bool] = field(default_factory=list)
-    # of each token when it was sampled, in nats; else 0.0
+    # of each token when it was sampled, in nats; 0.0 if it was not
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
     reward: float = 0.0
-    # the rest of env.score()
+    # the other entries of env.score()
     components: dict[str, float] = field(default_factory=dict)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
-    stop_reason: str = ""  # it has not ended
+    stop_reason: str = ""  # "": it has not ended
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     # updates between sampling and training; set by fast/ahead.py
     age: int = 0
-    messages: list[dict] = field(default_factory=list)  # as text, for people
+    messages: list[dict] = field(default_factory=list)  # as text, to read
     error: str = ""  # with stop_reason "error": what happened, in one line
 
     @property
@@ -75,7 +75,7 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def failure_ends(episode: Episode):
-    """What fails in this block ends its episode and no other: it has no score then."""
+    """A failure in this block ends only this episode, which then has no score."""
     try:
         yield
     except (EnvironmentFailed, ValueError) as error:  # the template raises ValueError
@@ -98,11 +98,11 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 def after_reply(
     policy: Policy, new: list[dict], think: bool, tools=None
 ) -> tuple[list[int], list[int]]:
-    """What stands between a reply and the next: token ids in two parts.
+    """The tokens between one reply and the next, in two parts.
 
     A chat template is a program that comes with a model and writes a conversation as
-    one text. We have it write a made-up one, with a marker for a reply, and keep what
-    follows the marker. If the user then says "And 2 + 2?", that is, with
+    one text. We have it write a made-up one, with a marker as the reply, and keep what
+    follows the marker. If the user says "And 2 + 2?" after the reply, this gives
 
         template    1. end of the turn    2. the new messages, and who speaks next
         Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
@@ -112,7 +112,7 @@ def after_reply(
     A policy that has ended its turn has sampled the first part itself (answer_ids).
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # others need the list again, to write a tool's result
+        tools = None  # templates that show tools need them to write a tool's result
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -132,7 +132,7 @@ def answer_ids(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.think, env.tools)
-    # The policy has written the end of its turn itself, with hardly an exception.
+    # The policy has almost always written the end of its turn itself.
     return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
@@ -146,7 +146,7 @@ class Player:
     episode: Episode
     env: object
     member: int  # its number in the group, 0 … k-1
-    cache: object = None  # keys and values of what was read, if the sampler keeps them
+    cache: object = None  # keys and values of earlier tokens, if the sampler keeps them
 
 
 def play(
@@ -161,21 +161,21 @@ def play(
 ) -> list[list[Episode]]:
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
-    max_tokens is for one turn. The same (sample_seed, task seed, member, turn) draws
+    max_tokens limits one turn. The same (sample_seed, task seed, member, turn) draws
     the same random numbers, whatever else is in the batch. An environment that raises
-    EnvironmentFailed loses only that episode. Raises FloatingPointError if the policy
-    gives no probabilities any more.
+    EnvironmentFailed ends only its own episode. Raises FloatingPointError if the
+    policy's log-probs are no longer finite.
     """
-    if not task_seeds:  # there are more processes than tasks
+    if not task_seeds:  # more processes than tasks: this one has none
         return []
-    # The sampler has a limit of its own if it has a max_len.
+    # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
     max_prompt = context - max_tokens  # so that a reply has room
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
         players += open_group(policy, make_env, seed, g, k, max_prompt)
-    # The sampler can keep what it has computed of a conversation, so that the next turn
-    # reads only what is new. Where an episode is one turn, that would be in vain.
+    # The sampler can keep what it has computed for a conversation; the next turn then
+    # reads only what is new. If an episode has one turn, that is useless.
     keep_cache = getattr(players[0].env, "max_turns", None) != 1
     active = still_playing(players)
     while active:
@@ -201,7 +201,7 @@ def play(
 
 
 def context_of(policy: Policy) -> int:
-    """The most tokens that the model reads, if its config says so."""
+    """The most tokens that the model can read, if its config says."""
     return getattr(policy.lm.config, "max_position_embeddings", None) or UNLIMITED
 
 
@@ -215,7 +215,7 @@ def open_group(
 ) -> list[Player]:
     """k players of one task that have read its prompt, or whose episodes have failed.
 
-    max_prompt: the most tokens that it may have.
+    max_prompt: the most tokens that the prompt may have.
     """
     group = [Player(Episode(seed, number), make_env(), n) for n in range(k)]
     for p in group:
@@ -263,14 +263,14 @@ def take_turn(
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    # Some templates write <think> at the end of the prompt. The environment is to read
+    # Some templates write <think> at the end of the prompt. The environment should see
     # the whole thought, so it is put back; the end-of-turn token is left out.
-    said = sample.token_ids[:-1] if sample.finished else sample.token_ids
-    begun_thought = start_of_thought(policy.tokenizer, env.think)
-    reply = begun_thought + policy.tokenizer.decode(said, skip_special_tokens=False)
+    reply_ids = sample.token_ids[:-1] if sample.finished else sample.token_ids
+    prefix = start_of_thought(policy.tokenizer, env.think)
+    reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):
-        new_messages, done = env.step(reply)  # a reply that was cut, too: it is scored
+        new_messages, done = env.step(reply)  # even if it was cut: it is scored
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
         elif done:
@@ -285,7 +285,7 @@ def take_turn(
 
 
 def append_given(episode: Episode, ids: list[int]) -> None:
-    """Append tokens that the policy did not choose: read, and never trained."""
+    """Append tokens that the policy did not choose: read, but never trained on."""
     episode.token_ids += ids
     episode.sampled += [False] * len(ids)
     episode.logprobs += [0.0] * len(ids)
@@ -304,7 +304,7 @@ def finish(episode: Episode, env) -> None:
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
     """An Episode spoken by the scripted expert, for SFT. ValueError if it fails.
 
-    It may be longer than the policy's context: sft.py leaves such ones out.
+    It may be longer than the policy's context; sft.py leaves such episodes out.
     """
     [player] = open_group(
         policy, lambda: env, seed, number=0, k=1, max_prompt=UNLIMITED
@@ -315,11 +315,11 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     end = policy.tokenizer.eos_token_id if end is None else end
     while episode.stop_reason == "":
         with failure_ends(episode):
-            # A prompt that ends with <think> has begun the expert's thought for it.
-            begun_thought = start_of_thought(policy.tokenizer, env.think)
-            reply = without_start(env.expert_reply(), begun_thought)
-            said = [*encode(policy, reply), end]
-            sample = Sample(said, [0.0] * len(said), finished=True)
+            # A prompt that ends with <think> has already opened the expert's thought.
+            prefix = start_of_thought(policy.tokenizer, env.think)
+            reply = without_start(env.expert_reply(), prefix)
+            reply_ids = [*encode(policy, reply), end]
+            sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)
     finish(episode, env)
     if episode.stop_reason == "error":

@@ -3,9 +3,9 @@
     python train.py --help      # the dataclass below *is* the command line
 
 Each default is declared once. If it depends on the environment or on the model's size,
-it is None in the dataclass and comes from bookkeeping/presets.py, where the presets
-are, too. What cannot work is refused in bookkeeping/refusals.py. Only the environment
-that is chosen is imported.
+it is None in the dataclass and comes from bookkeeping/presets.py, which also has the
+presets. Settings that cannot work are refused in bookkeeping/refusals.py. Only the
+chosen environment is imported.
 
 Run me: `python settings.py` prints every flag with its default.
 """
@@ -38,15 +38,15 @@ from bookkeeping.presets import (
     SMALL_MODEL,
 )
 
-# A task is drawn from a seed. These ranges never meet (check sees to it); pretraining
-# draws from 3e9 on (lab/base/corpus.py), and held-out tasks from
+# A task is drawn from a seed. These ranges never overlap (refusals.check makes sure).
+# Pretraining draws from 3e9 on (lab/base/corpus.py), and held-out tasks from
 # evaluate.HELD_OUT_SEEDS on.
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
-MOST_UPDATES = 100_000  # of a run: then the training tasks of the next --seed begin
-MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
-EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
+MOST_UPDATES = 100_000  # per run: beyond it, the next --seed's training tasks begin
+MODELS = Path(__file__).resolve().parent / "models"  # the embedded models
+EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
 
 
 @dataclass
@@ -59,49 +59,49 @@ class Config:
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
 
-    # letters, alphabet, swarm; a class of yours as FILE.py:CLASS; known tasks
+    # letters, alphabet, swarm; your own class as FILE.py:CLASS; known tasks
     # (docs/tasks.md) as jsonl:FILE or reasoning_gym:NAME
     env: str = "letters"
     think: bool = True  # may the policy think before it answers?
-    # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 asked); swarm: easy, medium,
-    # hard, or mixed; yours: one of its levels, by default the last
+    # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 to count); swarm: easy,
+    # medium, hard, or mixed; yours: one of its levels, by default the last
     difficulty: int | str | None = None
     # start at the easiest level and go up to --difficulty; the next level begins when
-    # this one is surely good enough (letters: 75% exact; swarm: a reward of 1), which
-    # takes longer if it is noisy (metrics.passed)
+    # results on this one are surely good enough (letters: 75% exact; swarm: a reward of
+    # 1), which takes longer if they are noisy (metrics.passed)
     curriculum: bool = False
-    # letters: binary pays exact answers only; partial every right letter
+    # letters: binary pays only exact answers; partial pays every right letter
     reward: str = "binary"
     # a setting of the environment, NAME=VALUE, as often as you like: a field of its
     # dataclass (`--env alphabet --set max_turns=2`, `--env swarm --set version=0.1`, or
-    # one of your class)
+    # a field of your own class)
     set: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     # policy
 
-    # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has
-    # room, and what makes it fit (fast/machine.py), or an embedded model without a card
+    # folder or hub id of a causal LM; auto: the largest Qwen3 that fits the card, with
+    # settings that make it fit (fast/machine.py); without a card, an embedded model
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else
     # cpu
     device: str = "auto"
-    # what samples: torch or vllm. auto: vllm if it and a GPU are there
+    # the sampler: torch or vllm. auto: vllm if it is installed and there is a GPU
     engine: str = "auto"
-    # sample and compute log-probs the plain way (policy.py): to read, to fork
+    # sample and compute log-probs the plain way (policy.py): easy to read and to fork
     plain: bool = False
     # YYYY-MM-DD, for a chat template that writes the date; a run keeps its first day
     today: str = ""
-    # share of the card that vLLM takes, and lends to the trainer
+    # share of the card's memory that vLLM takes, and lends to the trainer
     vllm_memory: float = 0.3
-    # a seed per request: a sample depends on no other; may be slow on CUDA
+    # a seed per request, so no sample depends on another; may be slow on CUDA
     vllm_seeds: bool = True
     # sleep while the trainer works: lends it memory, costs seconds
     vllm_sleep: bool = True
     threads: int = 0  # CPU threads; 0: as many as there are free cores
     # SFT
 
-    # whom to imitate; the default shows the format, not the algorithm
+    # which expert to imitate; the default shows the format, not the algorithm
     sft_style: str | None = None
     sft_examples: int = 100  # how many demonstrations: they are scarce, rewards are not
     sft_steps: int = 50  # optimizer steps; 0: no SFT
@@ -109,39 +109,40 @@ class Config:
     sft_lr: float | None = None  # by model size
     # GRPO
 
-    # batches that GRPO samples and trains on; by size and environment
+    # batches that GRPO samples and trains on; by model size and environment
     updates: int | None = None
     # after --updates, go on until the training reward has settled (metrics.trend), at
-    # most to --max-updates; the learning rate stays at its end
+    # most to --max-updates; the learning rate stays at its last value
     until_converged: bool = False
     stop_when_settled: bool = False  # stop before --updates if it has settled already
     max_updates: int = 400  # the most updates of a run with --until-converged
     num_tasks: int | None = None  # groups per update; by environment
-    # samples per group: more find a rare good answer more often; by size
+    # samples per group: more of them find a rare good answer more often; by model size
     k: int | None = None
     # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
     loss: str = "grpo"
     baseline: str = "group"  # what a reward is compared with: group, batch or none
-    # divide advantages by the group's deviation (dr_grpo never does)
+    # divide advantages by the group's standard deviation (dr_grpo never does)
     normalize: bool = True
     lr: float | None = None  # by model size and environment
     # updates over which the rate rises; Adam's first steps are its largest
     warmup: int = 5
-    # it then falls linearly to this share of lr; 1 keeps it constant
+    # the rate then falls linearly to this share of lr; 1 keeps it constant
     lr_end: float = 0.1
     # weight of the KL to the policy after SFT; 0 needs no reference at all
     kl: float = 0.0
     # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
     epochs: int = 1
-    # of sampling *and* of the trained log-probs: the same distribution
+    # for sampling *and* for the trained log-probs: both use the same distribution
     temperature: float = 1.0
-    # longest reply of a turn; by model size and environment
+    # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence (fast/batches.py); by size
+    # clip, none, token, sequence (fast/batches.py); by model size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
-    # padded tokens per forward pass: memory, never the gradient; by what is free
+    # padded tokens per forward pass: changes memory use, never the gradient; by free
+    # memory
     micro_tokens: int | None = None
     gradient_checkpointing: bool = False  # less memory, a third slower
     # draw one batch after SFT, say what GRPO could learn from it, and stop
@@ -149,22 +150,22 @@ class Config:
     # evaluation: fixed development tasks, which nothing is trained on, greedy
     eval_n: int | None = None  # tasks per set; 32 would give an interval 33 points wide
     eval_every: int = 20  # updates from one evaluation to the next
-    # letters: tiers 3, 5 and 6 as well; yours: its other levels; swarm: the same, but
-    # only with --eval-only
+    # letters: tiers 3, 5 and 6 as well; yours: its other levels; swarm: also, but only
+    # with --eval-only
     eval_other_tiers: bool = True
     # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its
     # name there
-    api_base: str = ""  # of an OpenAI-compatible endpoint: https://HOST/v1
+    api_base: str = ""  # an OpenAI-compatible endpoint: https://HOST/v1
     api_concurrency: int = 8  # episodes at a time; the key is in OPENAI_API_KEY
     # run
     seed: int = 0  # of LoRA's start, SFT's order, the training tasks and the samples
     name: str = ""  # of the run folder; empty: env, tier and time
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
-    # a run folder whose checkpoint to evaluate, and nothing else: on all levels (or the
-    # one of --difficulty), with its adapter and without, greedy and sampled
+    # only evaluate the checkpoint in this run folder: on all levels (or the one of
+    # --difficulty), with its adapter and without, greedy and sampled
     eval_only: str = ""
-    # with --eval-only: tasks that no run has looked at, for a final table
+    # with --eval-only: tasks that no run has played, for a final table
     held_out: bool = False
     save_every: int = 10  # updates between checkpoints
     # online if you are logged in, else into the run folder, to sync later
@@ -177,12 +178,12 @@ class Config:
 def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
     """(model, environment, device, fixed settings): for fast.machine.choose_model.
 
-    Fixed settings: {flag: value} of what was typed (also if it is the default), or set
-    by a preset or by whoever calls train(). "auto" and None leave the choice.
+    Fixed settings: {flag: value} of what was typed (even if it is the default), or set
+    by a preset or by the caller of train(). "auto" and None leave the choice open.
     """
     defaults, values = vars(Config()), sorted(vars(cfg).items())
-    mine = [(x, y) for x, y in values if x in typed or y != defaults[x]]
-    fixed = {x: y for x, y in mine if y not in ("auto", None)}
+    chosen = [(x, y) for x, y in values if x in typed or y != defaults[x]]
+    fixed = {x: y for x, y in chosen if y not in ("auto", None)}
     return cfg.model, cfg.env, cfg.device, fixed
 
 
@@ -191,10 +192,10 @@ def complete(
 ) -> None:
     """Fill in what depends on the model, and say what was chosen.
 
-    path: of the model that --model auto chose; the run keeps it, or on another machine
-    --resume would go on with another model. An embedded one is kept by its name: its
-    path differs there. fits: settings with which that model fits the card; the run
-    keeps them, too.
+    path: of the model that --model auto chose. The run keeps it, or --resume on another
+    machine would continue with another model. An embedded model is kept by its name,
+    because its path differs there. fits: settings with which that model fits the card;
+    the run keeps them, too.
     """
     vars(cfg).update(fits or {})
     if path and cfg.model == "auto":
@@ -225,7 +226,7 @@ def by_env(env: str) -> dict:
 def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
     """Defaults that depend on the model's size; env as kind() has it.
 
-    Large: published recipes (RATES …). Others: what was tried here (RUN_HERE).
+    Large models: published recipes (RATES …). Others: what was tried here (RUN_HERE).
     all_weights: no LoRA.
     """
     found = {"k": LARGE_K, "importance": "token"}
@@ -241,7 +242,7 @@ def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
 
 
 def learning_rate(cfg: Config, update: int) -> float:
-    """Of an update: up over cfg.warmup, then linearly down to lr_end · lr.
+    """An update's rate: up over cfg.warmup, then linearly down to lr_end · lr.
 
     lr |   /---___
        |  /       ---___        Adam's first steps are its largest, so they are taken
@@ -258,7 +259,7 @@ def learning_rate(cfg: Config, update: int) -> float:
 
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
-    """The tasks of an update: never the same twice, and others for another --seed."""
+    """The tasks of an update: never the same twice, and different for each --seed."""
     first = TRAIN_SEEDS + (cfg.seed * MOST_UPDATES + update) * cfg.num_tasks
     return [first + i for i in range(cfg.num_tasks)]
 
@@ -269,14 +270,14 @@ def sft_seeds(cfg: Config) -> list[int]:
 
 
 def dev_seeds(cfg: Config) -> list[int]:
-    """The tasks of evaluations during a run: the same for all, never trained on."""
+    """The tasks of evaluations during a run: the same in all runs, never trained on."""
     return seeds_from(cfg, DEV_SEEDS, cfg.eval_n)
 
 
 def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
     """n seeds, or fewer if there are fewer tasks: a file of rows has only so many."""
     most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else n
-    if most is None:  # a generator
+    if most is None:  # a generator of tasks
         from bridges.known import different
 
         return different(cfg.env, first, n)
@@ -285,29 +286,29 @@ def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
 
 # ------------------------------------------------------------------------ environments
 
-# A flag of every environment and the field of its class that it sets; the others have
-# --set.
+# Flags for environments, each with the field of the class that it sets. Other fields
+# are set with --set.
 OF_ENVIRONMENTS = {
     "difficulty": "difficulty",
     "reward": "reward_kind",
     "think": "think",
     "sft_style": "style",
 }
-# What a curriculum climbs, the easiest first.
+# The levels of a curriculum, the easiest first.
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
-# It goes up when the level of this measure is surely so high (metrics.passed).
+# It goes up when this measure is surely this high (metrics.passed).
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 
 
 def kind(env: str) -> str:
-    """Its name in tables: its own, "known", or "yours" for FILE.py:CLASS."""
+    """An environment's name in tables: its own, "known", or "yours" (FILE.py:CLASS)."""
     if env.startswith(("jsonl:", "reasoning_gym:")):
         return "known"
     return "yours" if ".py:" in env else env
 
 
 def short(env: str) -> str:
-    """Its name in run folders: CLASS of FILE.py:CLASS, ROWS of jsonl:ROWS.jsonl."""
+    """The name in run folders: CLASS of FILE.py:CLASS, ROWS of jsonl:ROWS.jsonl."""
     if kind(env) == "known":
         return Path(env.partition(":")[2].partition(",")[0]).stem
     return env.rpartition(":")[2]
@@ -331,7 +332,7 @@ def yours(env: str) -> type:
     file, _, name = env.rpartition(":")
     if not Path(file).is_file():
         raise ValueError(f"--env {env}: there is no file {file}; give FILE.py:CLASS")
-    # not our own metrics.py, if that is its name
+    # a prefix, so that your metrics.py does not replace ours
     module_name = f"yours_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -347,7 +348,7 @@ def yours(env: str) -> type:
 
 
 def levels_of(env: str) -> list:
-    """What a curriculum climbs; a class of yours may have `levels`, too."""
+    """The levels of a curriculum; a class of yours may have `levels`, too."""
     return LEVELS.get(env) or getattr(class_of(env), "levels", [])
 
 
@@ -357,7 +358,7 @@ def promote_of(env: str) -> tuple[str, float]:
 
 
 def settable(env: str) -> dict[str, type]:
-    """{setting: its type} of what --set can give: the fields of the dataclass."""
+    """{setting: its type}: what --set can change, the fields of the dataclass."""
     cls = class_of(env)
     own = fields(cls) if is_dataclass(cls) else ()
     flags = () if kind(env) == "yours" else OF_ENVIRONMENTS.values()
@@ -367,7 +368,7 @@ def settable(env: str) -> dict[str, type]:
 def given(cfg: Config) -> dict:
     """{setting: value} of --set NAME=VALUE …; the last one counts.
 
-    ValueError with one sentence if there is no such setting, or not with that value.
+    ValueError with one sentence if there is no such setting, or the value is wrong.
     """
     types, values = settable(cfg.env), {}
     for word in cfg.set:
@@ -423,9 +424,9 @@ def make_env(cfg: Config, difficulty):
 
 
 def sources(env: str) -> list[Path]:
-    """The files that decide what its tasks are and what they pay."""
+    """The files that decide what an environment's tasks are and what they pay."""
     here = Path(__file__).resolve().parent
-    # it also splits thoughts from answers, for all of ours
+    # it also splits thoughts from answers, for all our environments
     letters = here / "env_letters.py"
     if kind(env) == "yours":
         return [Path(env.rpartition(":")[0])]
@@ -454,14 +455,14 @@ def eval_sets(cfg: Config, sweep: bool = False) -> dict[str, tuple]:
             level == own,
             partial(make_env, cfg, level),
         )
-        # its own comes last if no curriculum has it: swarm's mixed
+        # cfg's own level comes last if no curriculum has it: swarm's mixed
         for level in dict.fromkeys([*levels, own])
         if level in chosen
     }
 
 
 def lists_of(env) -> str:
-    """What the lists of an Alphabet are: '3 turns, 1-4 names, power 8'."""
+    """A description of an Alphabet's lists: '3 turns, 1-4 names, power 8'."""
     span = lambda low, high: str(low) if low == high else f"{low}-{high}"
     turns = span(env.min_turns, env.max_turns)
     names = span(env.min_names, env.max_names)
@@ -469,7 +470,7 @@ def lists_of(env) -> str:
     return f"{turns} turns, {names} names, power {env.similarity_power:g}{a_turn}"
 
 
-TASKS = {  # how a set of tasks is called
+TASKS = {  # {kind: what a set of its tasks is called}
     "letters": lambda env, name, level: f"tier {level}",
     "alphabet": lambda env, name, level: lists_of(env),
     "swarm": lambda env, name, level: f"{level} v{env.version}",
@@ -492,14 +493,14 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
         typed_settings = cfg.set
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
         if cfg.env != defaults.get("env", cfg.env):
-            cfg.set = typed_settings  # those of the preset are of another environment
+            cfg.set = typed_settings  # the preset's are for another environment
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
     ways = lambda name: {option(name), option(f"no_{name}")}
     return cfg, {name for name in vars(cfg) if ways(name) & flags}
 
 
 def mistake(name: str) -> dict:
-    """The settings of a mistake to make on purpose (--break); of "" none."""
+    """The settings of a mistake to make on purpose (--break); {} for ""."""
     if not name:
         return {}
     from learn import failures

@@ -7,7 +7,7 @@ format (think, then answer inside <answer>); it states counts without deriving t
 Demonstrations are scarce, as in practice: there are 100. `--sft-style derives` teaches
 the algorithm instead.
 
-Run me: `python sft.py` prints an expert episode and marks which tokens are learnt.
+Run me: `python sft.py` prints an expert episode and marks the tokens that are learnt.
 """
 
 import random
@@ -28,19 +28,20 @@ def sft(
     """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
     make_env() -> an environment. stop_here() is called after every step, and raises if
-    somebody has asked the run to stop. Call sft() inside `with policy.learning()`.
+    the run has been asked to stop. Call sft() inside `with policy.learning()`.
 
     Returns {"losses": of each step, "tokens": how many were trained on, "warnings": for
-    the run to tell, see fitting}.
+    the run to print, see fitting}.
     """
-    seeds = seeds if cfg.sft_steps else []  # then an environment may have no expert
+    seeds = seeds if cfg.sft_steps else []  # 0 steps need no expert
     episodes = [expert_episode(policy, make_env(), seed) for seed in seeds]
     episodes, warnings = fitting(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(parallel.bar(batches, desc="SFT", disable=not batches)):
-        # Adam's first steps are its largest: rise over a tenth of the steps, then fall.
+        # Adam's first steps are its largest, so the rate rises over a tenth of the
+        # steps; then it falls.
         rise = (i + 1) / max(1, cfg.sft_steps / 10)
         fall = (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
@@ -56,8 +57,8 @@ def fitting(
 ) -> tuple[list[Episode], dict[str, str]]:
     """(the demonstrations that RL could play, {name: a warning about others}).
 
-    Left out are those that are longer than the model's context, and those with a reply
-    of more than max_tokens, because RL would cut it; if all have one, they stay.
+    Demonstrations longer than the model's context are left out, and those with a reply
+    of more than max_tokens, because RL would cut it; but if all have one, they stay.
     ValueError if none fits the context.
     """
     context = context_of(policy)
@@ -85,7 +86,7 @@ def fitting(
 
 def longest_reply(episode: Episode) -> int:
     """How many tokens the longest reply of an episode has."""
-    # Stretches of equal values: True for a reply, False for what was read in between.
+    # Stretches of equal values: True for a reply, False for what the policy only read.
     stretches = groupby(episode.sampled)
     return max(len(list(tokens)) for sampled, tokens in stretches if sampled)
 
@@ -100,7 +101,7 @@ def sft_step(
     """One optimizer step; returns its loss, gradient norm and number of tokens.
 
     The loss is the mean of -log p of the expert's tokens, in nats. micro_tokens: padded
-    tokens per forward pass. plain: compute the log-probs as policy.py does, not as
+    tokens per forward pass. plain: compute the log-probs as in policy.py, not as in
     fast/logprobs.py. Raises FloatingPointError if loss or gradient is not finite,
     before the optimizer step.
     """
@@ -146,7 +147,7 @@ if __name__ == "__main__":
     env = Letters(3, "binary", think=True, style="states")
     episode = expert_episode(policy, env, seed=5)
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
-    print("learnt tokens stand in brackets:\n")
+    print("the tokens in brackets are learnt:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))
     optimizer = adam(policy, 1e-4)  # the default for models of this size
     for step in range(5):

@@ -1,12 +1,12 @@
-"""The recipe: a chat model, a warm-up by SFT, then GRPO, an evaluation around each.
+"""The recipe: SFT warm-up of a chat model, then GRPO, each between two evaluations.
 
     python train.py --env letters --difficulty 6        (or --env alphabet, --env swarm)
 
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (sample, compare, learn, look) x updates -> eval "final"
 
-Without a GPU or the Hugging Face hub it trains a model of models/. If a run was killed,
-`--resume runs/NAME` continues it.
+Without a GPU or the Hugging Face hub it trains a model from models/. If a run was
+killed, `--resume runs/NAME` continues it.
 """
 
 import os
@@ -15,7 +15,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-# Said before torch is imported; of torchrun's processes the first one says it.
+# Printed before torch is imported; under torchrun, only by the first process.
 if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("torch is loading, which takes seconds", flush=True)
 
@@ -56,29 +56,29 @@ from sft import sft
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
     run, policy, rollouts, optimizer = begin(cfg, user_flags)
-    state = run.state  # how many updates are done, and what a resumed run needs besides
+    state = run.state  # how many updates are done, and what else a resumed run needs
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate(cfg, run, policy, rollouts, "before")
-        # guarded: an environment that raises or hangs ends an episode, and not the run
+        # guarded: an environment that raises or hangs ends its episode, not the run
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
         # paused: the sampler lends its memory to the trainer
         with run.clock("sft"), rollouts.paused(), policy.learning():
             result = sft(policy, new_env, sft_seeds(cfg), cfg, run.stop_if_asked)
         run.log_sft(result)
-        # warnings, if there is cause: demonstrations are too long, or begin with
-        # another prompt than in RL
+        # warn if demonstrations are too long, or begin with a different prompt than
+        # in RL
         run.tell(result["warnings"])
         run.tell(other_opening(policy, cfg))
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
 
-    # ---- GRPO: what scored above its group's mean becomes likelier -------------------
+    # ---- GRPO: replies that score above their group's mean become likelier -----------
     print(what_is_healthy(cfg))
     while not run.updates_done():
-        # 1 sample: the policy as it is now plays each task k times, a group per task
+        # 1 sample: the current policy plays each task k times, one group per task
         # (fast/ahead.py calls rollout.play; state.level is how hard the tasks are, and
         # --curriculum raises it)
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
@@ -98,7 +98,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
             evaluate(cfg, run, policy, rollouts, "train")
         if state.update % cfg.save_every == 0 or last or run.stop_asked():
             run.save(policy, optimizer, groups, advantages)
-        run.stop_if_asked()  # by Ctrl-C, say: it ends here, and --resume goes on
+        run.stop_if_asked()  # after Ctrl-C, it ends here; --resume continues it
     evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
     return run.write_report()
@@ -125,7 +125,7 @@ def prepare(cfg: Config, user_flags: set[str]):
         put_in(cfg.break_)
 
     # Which model, why, and with which settings does it fit the card? If there are
-    # several processes, all take what the first one says.
+    # several processes, all follow the first one's choice.
     choice = choose_model(*model_request(cfg, user_flags))
     model, reason, to_fit = parallel.from_first(choice)
     # Some chat templates write the date.
@@ -137,14 +137,14 @@ def prepare(cfg: Config, user_flags: set[str]):
     )
     policy = load()
 
-    # Fill in what depends on it.
+    # Fill in what depends on the model.
     complete(cfg, policy.n_parameters, reason, model, to_fit)
     print(chat.about(policy.tokenizer, today))
     # The date is kept, for --resume, only if the template writes it.
     cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
     refusals.check(cfg)  # again, with the settings that were filled in
 
-    # Fill in what depends on the memory, from the length of a first prompt.
+    # Fill in what depends on memory, judging by the length of a first prompt.
     env_of_level = partial(guarded, make_env, cfg)
     env = env_of_level(cfg.difficulty)
     opening = env.reset(task_seeds(cfg, 0)[0])
@@ -160,7 +160,7 @@ def prepare(cfg: Config, user_flags: set[str]):
 
 
 def probe(cfg: Config, user_flags: set[str]) -> None:
-    """--probe: SFT, a first batch, and what GRPO could learn from it. Keeps nothing."""
+    """--probe: SFT, a first batch, and what GRPO could learn from it. Saves nothing."""
     policy, rollouts = prepare(cfg, user_flags)
     with rollouts.paused(), policy.learning():
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
@@ -182,7 +182,7 @@ def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
 
 
 def main() -> None:
-    """The command line: a run or an evaluation. Known errors end it in one sentence."""
+    """The command line: a run or an evaluation. A known error prints one sentence."""
     speak_utf8()
     parallel.start()
     with one_sentence():
@@ -194,7 +194,7 @@ def main() -> None:
         if cfg.eval_only:
             return evaluate_only(cfg, user_flags)
         # Refuse what cannot work, before a model is loaded. (With --resume, open_run
-        # checks the flags beside those in the run's folder.)
+        # checks the flags together with those of the run's folder.)
         if not cfg.resume and parallel.rank() == 0:
             refusals.tell_unread(cfg, user_flags)
             refusals.check(cfg)
