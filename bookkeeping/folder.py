@@ -133,12 +133,12 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     saved_cfg, checkpoint, lock = open_saved("--resume", folder, cfg)
     own[:] = [folder]
     if saved_cfg.api_base:
-        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, and no training")
+        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, not training")
     planned = saved_cfg.updates
     take_typed("--resume", saved_cfg, cfg, typed - {"resume"}, MAY_CHANGE)
     if saved_cfg.updates != planned:
         print(
-            f"--updates was {planned} before: the learning rate falls until the last of "
+            f"--updates was {planned} before: the learning rate now falls until update "
             f"{saved_cfg.updates}, so it jumps here"
         )
     vars(cfg).update(vars(saved_cfg), resume="", eval_only="")
@@ -156,8 +156,8 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
     """
     if not (folder / "config.json").exists():
         raise SystemExit(
-            f"{flag} {folder}: there is no config.json in it, so it is no run folder, or one "
-            "that was stopped before it began; check the path, or start the same command again"
+            f"{flag} {folder}: it has no config.json, so it is not a run folder, or its run was "
+            "stopped before it began; check the path, or start the same command again"
         )
     lock = claim(folder)
     saved = read(folder / "config.json")
@@ -166,13 +166,13 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
     if wrong:
         raise ValueError(
             f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
-            "check the path, or restore it"
+            "check the path, or restore the file"
         )
     cfg = type(given)(**saved)
     if CODE.search(cfg.env) and cfg.env != given.env:
         raise SystemExit(
-            f"{folder}: this run's environment is somebody's code, {cfg.env[:200]!a}; read it, and "
-            "if you trust it add --env and that"
+            f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
+            "and if you trust it, type that after --env"
         )
     return cfg, find_checkpoint(folder / "checkpoint"), lock
 
@@ -186,7 +186,7 @@ def take_typed(flag: str, cfg, given, names: set[str], may_change) -> None:
         value, was = getattr(given, name), getattr(cfg, name)
         if name not in may_change and value != was:
             raise SystemExit(
-                f"{settings.option(name)} cannot change on {flag}, this run has {was!r}; "
+                f"{settings.option(name)} cannot change on {flag}: this run has {was!r}; "
                 "leave it out, or start a new run for another experiment"
             )
         setattr(cfg, name, value)
@@ -210,7 +210,7 @@ def code_hash(env: str) -> str:
 def tell_changed(saved: Path, env: str) -> None:
     """Say so if the environment's code or rows are not those that a checkpoint was trained with."""
     if not str(read(saved / "state.json").get("code", "")).endswith(code_hash(env)):
-        print(f"{env}: its code or its rows are not what this run was trained with")
+        print(f"{env}: its code or its rows have changed since this run was trained")
 
 
 def mend(folder: Path, keep: Callable = lambda line: True) -> None:
@@ -296,7 +296,7 @@ def save_checkpoint(
         # safetensors and torch.save report a full disk as SafetensorError and RuntimeError.
         raise OSError(
             errno.EIO,
-            f"the checkpoint could not be written ({type(error).__name__}), is the disk full?",
+            f"the checkpoint could not be written ({type(error).__name__}); is the disk full?",
             str(folder),
         ) from error
     if folder.exists():
@@ -324,7 +324,7 @@ def find_checkpoint(folder: Path) -> Path | None:
             return place
         print(f"{place} is damaged (its checksum does not match); looking for the one before it")
     if places:
-        raise SystemExit(f"{folder}: no checkpoint is whole; start again or restore it")
+        raise SystemExit(f"{folder}: every checkpoint is damaged; restore one, or start again")
     return None
 
 

@@ -132,7 +132,7 @@ class Guarded:
         except Exception:
             if isinstance(found, dict) and (taken := TAKEN & found.keys()):
                 right = f"a dict without {min(taken)!r}, which is a column of the logs: rename it"
-            said = f"{place(self.env, method)} returned {shown(found)}, and not {right}"
+            said = f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
             raise self.failure(said) from None
 
 
@@ -205,16 +205,16 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
     empty = sum(score["reward"] for score in silent) / 4
     right = sum(score["reward"] for score, _ in shown_how) / 4
     for wrong, why in (
-        (not isinstance(env.think, bool), f"think is {shown(env.think)}, and not True or False"),
+        (not isinstance(env.think, bool), f"think is {shown(env.think)}; give True or False"),
         (
             not isinstance(env.tools, list | None),
-            f"tools is {shown(env.tools)}, and not None or a list of JSON schemas",
+            f"tools is {shown(env.tools)}; give None or a list of JSON schemas",
         ),
         (openings != [env.reset(s) for s in seeds], f"{reset} gave two openings for one seed"),
         (openings == openings[:1] * 4, f"{reset} gave the same opening for every seed"),
         (
             not all(done for _, done in shown_how),
-            f"{step} did not end an episode of the expert in {MOST_TURNS} turns",
+            f"{step} did not end the expert's episode within {MOST_TURNS} turns",
         ),
         (
             expert and right <= empty,
@@ -228,7 +228,7 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
                 and promote[0] in silent[0]
                 and isinstance(promote[-1], int | float)
             ),
-            f"promote is {shown(promote)}; it is a measure and how high its mean has to be, as in "
+            f"promote is {shown(promote)}; give a measure and the mean to reach, as in "
             f'("reward", 0.75); the score has {", ".join(silent[0])}',
         ),
     ):
@@ -281,14 +281,14 @@ KNOWN = (
     (
         lambda error: isinstance(error, FloatingPointError),
         lambda error: f"training stopped: {error}",
-        "; the last good checkpoint is kept for --eval-only, start a run with a lower --lr",
-        "; nothing was saved yet, start again with a lower --sft-lr",
+        "; the last good checkpoint is kept for --eval-only; start a new run with a lower --lr",
+        "; nothing was saved yet; start again with a lower --sft-lr",
     ),
     (
         lambda error: isinstance(error, OSError) and error.errno is not None,
         lambda error: f"{error.strerror}: {error.filename or 'writing the run folder'}",
-        "; the last checkpoint is kept, make room or mend the path, then --resume",
-        "; nothing was saved yet, make room or mend the path, then start again",
+        "; the last checkpoint is kept; free some space or fix the path, then --resume",
+        "; nothing was saved yet; free some space or fix the path, then start again",
     ),
 )
 

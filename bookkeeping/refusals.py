@@ -65,7 +65,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "loss",
         lambda c, x: c.loss == "reinforce" and is_stale(c),
-        "it has no importance ratio, so nothing would correct for samples of an older policy; take "
+        "it has no importance ratio, so nothing would correct for samples of an older policy; use "
         "another loss, or --epochs 1 and --importance sequence",
     ),
     (
@@ -76,8 +76,8 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "break_",
         lambda c, x: c.break_ and leaves_the_process(c),
-        "the mistake is in this process, and in what --plain leaves out; leave out --plain, "
-        "--engine vllm and --async-rollouts",
+        "the mistake is made in this process, in code that --plain does not use; leave out "
+        "--plain, --engine vllm and --async-rollouts",
     ),
     (
         "difficulty",
@@ -92,28 +92,28 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "difficulty",
         lambda c, x: c.curriculum and x not in levels_of(c.env),
-        "a curriculum climbs to one level; choose one of the environment's, or leave it out",
+        "a curriculum climbs to one of the environment's levels; choose one, or leave it out",
     ),
     (
         "held_out",
         lambda c, x: x,  # evaluate.py takes it out of the Config of --eval-only
-        "a run looks at development tasks; use it with --eval-only",
+        "a training run uses development tasks only; use it with --eval-only",
     ),
     (
         "plain",
         lambda c, x: c.plain and c.engine == "vllm",
-        "it has a sampler of its own; leave --engine vllm out",
+        "it has its own sampler; leave out --engine vllm",
     ),
     (
         "engine",  # vLLM would mistake our process group for its own
         lambda c, x: x == "vllm" and parallel.world() > 1 and not c.async_rollouts,
-        "in several processes it needs one of its own beside each of them; add --async-rollouts 1 "
-        "(for a 4B also --micro-tokens 4096: 94 GiB without)",
+        "with several processes vLLM needs a second one next to each; add --async-rollouts 1 (for "
+        "a 4B model also --micro-tokens 4096: it takes 94 GiB without)",
     ),
     (
         "k",
         lambda c, x: x is not None and x < 2 and c.baseline == "group",
-        "must be at least 2, a group of one has no baseline, every advantage would be 0; or use "
+        "must be at least 2: a group of one has no baseline, so every advantage would be 0; or use "
         "--baseline batch",
     ),
     ("k", number(lambda x: x >= 1), "must be at least 1"),
@@ -140,17 +140,17 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "num_tasks",
         lambda c, x: seeds_of(c) < 1,
-        f"there are not so many tasks for {MOST_UPDATES} updates",
+        f"there are not enough tasks for {MOST_UPDATES} updates; use fewer",
     ),
     (
         "updates",
         lambda c, x: max(c.updates or 0, c.max_updates * c.until_converged) > MOST_UPDATES,
-        f"must be at most {MOST_UPDATES}, or the tasks of the next --seed would begin",
+        f"must be at most {MOST_UPDATES}; beyond it are the tasks of the next --seed",
     ),
     (
         "eval_n sft_examples",
         lambda c, x: x > most_tasks(c),
-        "there are not so many different tasks; use fewer",
+        "the environment does not have that many different tasks; use fewer",
     ),
     (
         "seed",
@@ -238,7 +238,7 @@ def tell_unread(cfg: Config, typed: set[str]) -> None:
         return  # check refuses it
     useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
     if useless:
-        print(f"--env {cfg.env} does not read {', '.join(map(option, useless))}: without effect")
+        print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")
 
 
 def read_by(env: str) -> set[str]:

@@ -215,8 +215,8 @@ def which(cfg, device, n_parameters: float = inf) -> tuple[str, str]:
     exact = not in_bfloat16(device, n_parameters)
     if cfg.engine == "vllm" and on_card and exact and cfg.lora_rank:
         raise ValueError(  # its kernels assert it (vllm/lora/ops/triton_ops/lora_shrink_op.py)
-            "--engine vllm: this card has no bfloat16, or the model is small and computes in "
-            "float32, and vLLM has no LoRA in that; take --engine torch"
+            "--engine vllm: it has no LoRA in float32, which small models, and cards without "
+            "bfloat16, compute in; take --engine torch"
         )
     if cfg.engine != "auto":
         return cfg.engine, f"--engine {cfg.engine}"
@@ -243,7 +243,7 @@ def here(cfg, policy: Policy) -> str:
     if kind == "cuda":
         where = f"{torch.cuda.get_device_name(policy.device)} with {card_of(policy.device)}"
     elif kind == "mps":
-        where = "Apple's GPU (MPS), on which we have not run it"
+        where = "Apple's GPU (MPS), which we have not tested"
     wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
     return f"here: {where}, {wide}, {SAMPLERS[engine]} ({why})"
 
@@ -437,7 +437,7 @@ def choose_model(
         if fitting:
             why = f"the hub cannot be reached for {model}, and the cache does not have it"
     small = PICO_SWARM if env == "swarm" else PICO
-    fallback = f"so the embedded {small.name} (0.9M parameters) plays the policy"
+    fallback = f"so the embedded {small.name} (0.9M parameters) is the policy"
     return str(small), f"{why}, {fallback}", {}
 
 
@@ -458,7 +458,7 @@ def advise(model: str, env: str, device, asked: dict) -> str:
     more = f"it fits with {typed(found[0])}" if found else "no setting that we know makes it fit"
     misfit = f"by the plan it does not fit {card}: {more}"
     if asked.get("async_rollouts"):
-        raise ValueError(f"{model} with --async-rollouts, whose second process shares it; {misfit}")
+        raise ValueError(f"{model} with --async-rollouts, a second process on the card; {misfit}")
     return f"; {misfit}"
 
 
@@ -531,7 +531,7 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     if kept * longest > room:
         raise ValueError(
             f"an update needs {free - room + kept * longest:.1f} GB for a conversation of "
-            f"{longest} tokens, and {free:.1f} are free; lower --max-tokens (now "
+            f"{longest} tokens, but only {free:.1f} are free; lower --max-tokens (now "
             f"{cfg.max_tokens}), or take a smaller model"
         )
     cfg.micro_tokens = int(min(MOST_TOKENS, max(256, min(ENOUGH, room) / kept)))
@@ -550,7 +550,7 @@ def checkpoint_activations(policy: Policy) -> None:
     layers = policy.lm.modules()
     shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
     if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
-        why = "this model has dropout, which would come on too; leave one of them out"
+        why = "it would also turn on this model's dropout; leave it out, or set dropout to 0"
         raise ValueError(f"--gradient-checkpointing: {why}")
     policy.lm.gradient_checkpointing_enable()
     policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
