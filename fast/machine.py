@@ -272,7 +272,7 @@ SIZES = {
 ROOMY = {BIG: 32, "Qwen/Qwen3-1.7B": 20, "Qwen/Qwen3-0.6B": 0}
 CONTEXT, LOGITS = 0.6, 1.4  # GiB: CUDA's context; a chunk's logits and what goes with them
 GRAPHS, VLLM_ROOM = 1.0, 2.3  # GiB: what vLLM keeps asleep; what it needs besides its cache
-ALL_WEIGHTS = 1.18  # times as large are activations if all weights learn: norms keep inputs too
+ALL_WEIGHTS = 1.18  # factor on activations if all weights learn: norms keep their inputs too
 ROWS = 8  # conversations that our own sampler should play at once, at least
 # The longest conversation: (replies, tokens of each, all tokens in between).
 TALK = {
@@ -297,8 +297,8 @@ DEFAULTS = {
     "vllm_sleep": True,
     "async_rollouts": 0,
 }
-# Settings to make a run fit: the first that do are taken. A third of the speed is lost last, and
-# vLLM is given up after that.
+# Settings that may make a run fit: the first that do are taken. A third of the speed is lost last,
+# and vLLM is given up after that.
 SHARES = [{"vllm_memory": share} for share in (0.4, 0.5, 0.6)]
 MENDS = (
     {},
