@@ -5,14 +5,15 @@
     evals.jsonl -> averages with paired differences and tails, rows per scenario, tool use over
                    time, the best episode -> sections (bookkeeping/tables.py)
 
-Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for both. The p
-of a difference comes from flipping the signs of the scenarios' differences: if nothing changed,
-each is as likely to be above zero as below. A table asks about some twenty measures at once, and
-one of them would pass 0.05 by luck; so p is corrected by Holm's method (1979) over the whole table.
+Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for both. The
+p-value of a difference comes from flipping the signs of the scenarios' differences: if nothing
+changed, each is as likely to be above zero as below. A table tests some twenty measures at once,
+and one of them would pass 0.05 by luck, so p is corrected by Holm's method (1979) over the whole
+table.
 
 The table in picoRL, from which this grew, compared 6 samples with 8, printed no interval, and read
-a strategy off the best of the 8. Here the best episode is shown too, together with how far from the
-mean it lies, and whether its habits go with reward in all the other episodes.
+a strategy off the best of the 8. Here the best episode is shown too, together with its distance
+from the mean, and with whether its habits go with reward over all episodes.
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ from bookkeeping.tables import NAMES, cell, label, measures, moment, number, sec
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
-SHOWN = 8  # scenarios with a row of their own: those whose episodes are saved
+SHOWN = 8  # scenarios that get a row each: those whose episodes are saved
 BY_SCENARIO = (
     "reward",
     "payoff",
@@ -60,9 +61,9 @@ def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
 
 
 def changes(a: dict, b: dict) -> list[dict]:
-    """A row for each measure that is not the same in every scenario.
+    """A row for each measure that differs in some scenario.
 
-    The values of both, the paired difference b - a, p, and p corrected by Holm.
+    It has the values of both, the paired difference b - a, p, and p corrected by Holm.
     """
     rows = []
     for name in measures(a, b):
@@ -108,7 +109,7 @@ def tails(name: str, v: np.ndarray) -> str:
 
 
 def by_scenario(a: dict, b: dict) -> dict:
-    """The first scenarios, a row each."""
+    """The first scenarios, one row each."""
     names, n = [name for name in BY_SCENARIO if name in measures(a, b)], len(b["reward"])
     cell = lambda name, i: f"{values(a, name)[i]:.3g} → {values(b, name)[i]:.3g}"
     rows = [[str(i), *(cell(name, i) for name in names)] for i in range(min(SHOWN, n))]
@@ -118,7 +119,7 @@ def by_scenario(a: dict, b: dict) -> dict:
 
 
 def tool_shares(e: dict) -> dict:
-    """{tool: [n] its share of the turns of an evaluation's episodes}, errors and passing last."""
+    """{tool: [n] its share of an episode's turns} of an evaluation, errors and passing last."""
     used = {name.removeprefix("used_"): values(e, name) for name in e if name.startswith("used_")}
     errors, calls = values(e, "error_rate"), np.maximum(sum(used.values()), 1)
     shares = {name: (1 - errors) * n / calls for name, n in used.items()}
@@ -146,8 +147,8 @@ def tool_use(evals: list[dict]) -> dict:
 def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
     """The episode of b with the highest reward.
 
-    What it did differently stands some deviations from the mean; whether that pays in general, the
-    rank correlation (Spearman's) says.
+    Each of its measures is given in standard deviations from the mean; the rank correlation
+    (Spearman's) says whether a high value pays in general.
     """
     reward = values(b, "reward")
     best, n = int(reward.argmax()), len(reward)
@@ -175,7 +176,7 @@ def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
 
 
 def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
-    """(the call in short, what came of it) for every reply of a conversation."""
+    """(the call in short, its result) for every reply of a conversation."""
     out = []
     for m, after in zip(messages, [*messages[1:], {"content": "(the end)"}]):
         if m["role"] != "assistant":

@@ -1,10 +1,10 @@
-"""What a chat template does with a conversation, found once by rendering marks through it.
+"""What a chat template does with a conversation, found out once by rendering test text through it.
 
-The template is the part of somebody's model that decides silently whether RL can work: it may end a
-turn with a token that no config calls eos, open <think> itself, leave tools, their results or the
-system message out, or write the date. `read_template` finds out, and policy.py renders by what it
-found. What a template leaves out is said in another way (`in_plain_words`), the same for SFT and
-RL, or the conversation is refused (policy.render).
+A model's template silently decides whether RL can work: it may end a turn with a token that no
+config calls eos, open <think> itself, leave out tools, their results or the system message, or
+write the date. `read_template` finds out, and policy.py renders accordingly. What a template leaves
+out is said in another way (`in_plain_words`), the same for SFT and RL, or the conversation is
+refused (policy.render).
 
 Run me: `python -m bookkeeping.chat FOLDER` reads a model's template; by default pico_base's.
 """
@@ -26,7 +26,7 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-# A reply, or a message: quotes and lines would show that a template writes it as JSON.
+# Stands for any message: its quotes and line end show whether a template writes it as JSON.
 MARK = 'a "mark"\nof two lines'
 A_TOOL = {"name": "look_up", "description": "find a word", "parameters": {"type": "object"}}
 
@@ -35,23 +35,23 @@ A_TOOL = {"name": "look_up", "description": "find a word", "parameters": {"type"
 class Template:
     """What a chat template does. Where there are two ways, the first is the one of Qwen3."""
 
-    end: int | None  # the token of its own behind a reply: it ends a turn, whatever eos is
-    header: bool  # that token begins the next message, as GLM's <|user|>; it is no end of its own
+    end: int | None  # the special token after a reply: it ends a turn, whatever eos is
+    header: bool  # that token begins the next message, as GLM's <|user|>: there is no end token
     opens: str  # "<think>⏎" if the prompt opens the thought itself; else ""
-    tools: bool  # does it show tools as our environments read calls, and messages of role tool?
+    tools: bool  # does it show tools, in our environments' form of calls, and tool messages?
     system: bool  # does it show system messages?
     dated: bool  # does it write the date?
 
 
-# What is assumed of a template that nobody can read, behind a server.
+# What is assumed of a template that cannot be read, behind a server.
 QWEN = Template(None, False, "", tools=True, system=True, dated=False)
 
 
 def write(tokenizer, messages, tools=None, think=True, today="", prompt=True) -> str:
     """A conversation as the template writes it, or, with prompt, up to where the policy speaks.
 
-    today: YYYY-MM-DD, what it takes for the date; "" is the day it is. Templates have two names for
-    the switch of thinking.
+    today: YYYY-MM-DD, the date that it writes; "" is today's. Templates have two names for the
+    switch that turns thinking on.
     """
     day = datetime.fromisoformat(today) if today else datetime.now()
     return tokenizer.apply_chat_template(
@@ -66,13 +66,13 @@ def write(tokenizer, messages, tools=None, think=True, today="", prompt=True) ->
 
 
 def read_template(tokenizer) -> Template:
-    """What its template does; read once, and again if somebody gives it another template."""
+    """What a tokenizer's template does; read once, and again if the template is replaced."""
     return render_marks(tokenizer, str(getattr(tokenizer, "chat_template", "")))
 
 
 @cache
 def render_marks(tokenizer, template: str) -> Template:
-    """Render marks through a tokenizer's template, and look at what becomes of them."""
+    """Render MARK through a tokenizer's template, and look at what becomes of it."""
 
     def text(*messages, **more) -> str:
         try:
@@ -87,7 +87,7 @@ def render_marks(tokenizer, template: str) -> Template:
     ends = [end_of_turn(tokenizer, after)[1] for after in (last, between)]
     tools = [{"type": "function", "function": A_TOOL}]
     told = text(ask, said("assistant"), said("tool"), tools=tools)
-    # As the environments read a call; another form is another language.
+    # The form in which the environments read a call; they do not read others.
     needed = ("look_up", "<tool_call>", '"arguments"', MARK)
     days = {text(ask, today=day) for day in ("2001-02-03", "2004-05-06")}
     return Template(
@@ -101,10 +101,10 @@ def render_marks(tokenizer, template: str) -> Template:
 
 
 def end_of_turn(tokenizer, behind: str) -> tuple[int, int | None]:
-    """(how many tokens end a turn, the last of them), of what a template writes behind a reply.
+    """(how many tokens end a turn, the last of them), given what a template writes after a reply.
 
-    '<|im_end|>⏎<|im_start|>user …' -> (1, the id of <|im_end|>); 'user: …' -> (0, None). It may
-    stand behind a space, and not every tokenizer calls it special.
+    '<|im_end|>⏎<|im_start|>user …' -> (1, the id of <|im_end|>); 'user: …' -> (0, None). The end
+    token may follow a space, and not every tokenizer calls it special.
     """
     added = tokenizer.added_tokens_decoder
     for i, token in enumerate(tokenizer(behind, add_special_tokens=False)["input_ids"]):
@@ -116,10 +116,10 @@ def end_of_turn(tokenizer, behind: str) -> tuple[int, int | None]:
 
 
 def missing_end(tokenizer, end: list[int], written: list[int]) -> list[int]:
-    """What the policy has not written of the end of its turn: with most templates nothing.
+    """The part of the turn's end that the policy has not written: with most templates nothing.
 
-    GLM's has no token for it. The header of the next message ends a turn, and the policy has to
-    guess whose; behind a wrong guess the right one is appended.
+    GLM's has no end-of-turn token. The header of the next message ends a turn, and the policy has
+    to guess whose it is; after a wrong guess the right one is appended.
     """
     return end if read_template(tokenizer).header and end != written else []
 
@@ -138,7 +138,7 @@ def start_of_thought(tokenizer, think: bool) -> str:
 
 
 def without_start(reply: str, begun: str) -> str:
-    """A whole reply as it goes on after a prompt that has begun the thought.
+    """A whole reply, as it continues a prompt that has begun the thought.
 
     After "<think>⏎" (begun), "<think>⏎so 2⏎</think>⏎2" becomes "so 2⏎</think>⏎2". A reply without a
     thought closes the empty one: "2" becomes "⏎</think>⏎⏎2".
@@ -154,8 +154,8 @@ def without_start(reply: str, begun: str) -> str:
 def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict]:
     """The same conversation for a template that leaves tools or system messages out.
 
-    Tools are described in the system message, or where there is none in the user's first; results
-    become messages of the user. Neighbours of one role are joined: some templates want turns.
+    Tools are described in the system message, or without one in the user's first message; results
+    become user messages. Neighbours of one role are joined: some templates want roles to alternate.
     """
     given = list(messages)
     if tools:
@@ -175,7 +175,7 @@ def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict
 
 
 def about(tokenizer, today: str) -> str:
-    """One line of what is done about a template. today: the date, if it writes one."""
+    """One line on how a template is handled. today: the date, if it writes one."""
     found, eos = read_template(tokenizer), tokenizer.eos_token
     end = eos if found.end is None else tokenizer.decode([found.end])
     done = {

@@ -4,11 +4,11 @@
 
     run folders -> read -> group -> arms -> compare -> rows with an interval, p and a verdict
 
-Runs that differ only in seed, name and the like are one arm; arms are told apart by the flags in
+Runs that differ only in seed, name and the like form one arm; arms are labelled by the flags in
 which they differ. Every pair of arms is compared on every task set that both were evaluated on at
 the end. Tasks of the same label are the same tasks in the same order, so the comparison is paired:
-a hard task is hard for both, and cancels. If one arm has more of them, the first ones are taken. Of
-two runs of an arm that have the same seed, the later one counts.
+a hard task is hard for both, and cancels. If one arm has more tasks, the first ones are taken. If
+two runs of an arm have the same seed, the later one counts.
 
 What the interval and the p-value cover depends on the seeds:
 
@@ -17,18 +17,18 @@ What the interval and the p-value cover depends on the seeds:
                              agree is not covered, and the report says so.
     two seeds or more each   seeds and tasks vary: Var = Var_seeds(A)/S_A + Var_seeds(B)/S_B +
                              Var_tasks(difference)/T, Student's t with Satterthwaite's degrees of
-                             freedom (1946). Two seeds say little, so their t is wide, as it should
-                             be.
+                             freedom (1946). Two seeds say little, so their interval is wide, as it
+                             should be.
 
 Why not sign flips, or a two-way bootstrap over seeds and tasks, in the second case too? Both were
-tried on arms that do not differ but whose seeds do. With two seeds per arm, flips find a winner in
-about 40% of the cases, the bootstrap in 15% (it cannot know how little two seeds are) and this in
-6%. tests/test_compare.py has the simulation, without the bootstrap, which was in it at commit
+tried on arms that do not differ although their seeds do. With two seeds per arm, sign flips find a
+winner in about 40% of the cases, the bootstrap in 15% (it cannot know how little two seeds say) and
+this method in 6%. tests/test_compare.py has the simulation; the bootstrap was part of it at commit
 22b9273. Noise within a run is counted twice here, which errs on the safe side.
 
 Many comparisons find a winner by luck. So p-values are corrected by Holm's method (1979) over the
-whole table, and the verdict uses only the corrected ones. A p that no shuffle reached is a bound,
-so that a table of hundreds of rows can still have a winner.
+whole table, and the verdict uses only the corrected ones. If no shuffle went as far as the data, p
+is a bound, so that a table of hundreds of rows can still have a winner.
 """
 
 import json
@@ -47,7 +47,7 @@ from bookkeeping import records, tables
 from bookkeeping.records import clean
 from metrics import Interval
 
-EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that two arms are equal
+EQUAL = 0.05  # two arms are equal if the 95% interval reaches no further than this to either side
 PARTS = ("payoff", "reputation", "quality", "diversity")  # of the swarm's reward
 # Flags that do not make another arm.
 SAME = {
@@ -97,7 +97,7 @@ class Arm:
 
 
 def read(folder: Path) -> Run:
-    """A finished run. ValueError with a sentence if it is none."""
+    """A finished run. ValueError with one sentence if the folder is not one."""
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
     config = records.record(folder / "config.json")
@@ -114,7 +114,7 @@ def read(folder: Path) -> Run:
 def group(runs: list[Run]) -> list[Arm]:
     """Runs with the same flags, apart from SAME, are one arm, in order of first run.
 
-    An arm is called by the flags in which the arms differ.
+    An arm is named after the flags in which the arms differ.
     """
     members: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -131,7 +131,7 @@ def group(runs: list[Run]) -> list[Arm]:
 
 
 def finals(tasks: str, *arms: Arm) -> list[list[dict]]:
-    """The final results of each arm's runs, cut to the tasks that all have a result of.
+    """The final results of each arm's runs, cut to the tasks that all have a result for.
 
     Empty if a run was not evaluated on them.
     """
@@ -153,9 +153,9 @@ def table(lines: list[dict], what: str) -> np.ndarray:
 def permutation_test(difference: np.ndarray, resamples: int = 9999) -> float:
     """Paired differences [n] -> p of the sign-flip test.
 
-    If nothing differs, each difference could as well be its negative. How often do such flips give
-    a mean as far from 0 as the real one? If none of them does, p is Hoeffding's bound (1963) on how
-    often one would: 1 / (resamples + 1) alone, corrected for 500 comparisons, could never be small.
+    If nothing differs, each difference could just as well have the other sign. How often do random
+    flips give a mean as far from 0 as the real one? If none does, p is Hoeffding's bound (1963) on
+    how often one would: 1 / (resamples + 1), corrected for 500 comparisons, could never be small.
     """
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (resamples, len(difference)))
     distance = abs(difference.sum())
@@ -167,9 +167,9 @@ def permutation_test(difference: np.ndarray, resamples: int = 9999) -> float:
 
 
 def holm(p) -> list[float]:
-    """p-values corrected for how many they are, by Holm's method (1979).
+    """p-values corrected for their number, by Holm's method (1979).
 
-    The smallest of n is multiplied by n, the next by n - 1, …; none falls below one before it.
+    The smallest of n is multiplied by n, the next by n - 1, …; none falls below the one before.
     """
     p = np.asarray(p, dtype=float)
     order, n = np.argsort(p), len(p)
@@ -188,11 +188,11 @@ def by_variance(
 ) -> tuple[Interval, float]:
     """Student's interval of an estimate, and the p that it is 0.
 
-    parts: (variance, degrees of freedom), which add up (Satterthwaite 1946). ends: what values may
-    be, if all that were seen agree.
+    parts: (variance, degrees of freedom), which add up (Satterthwaite 1946). ends: the range that
+    values may have, used if all of them agree.
     """
     total, rounding = sum(v for v, _ in parts), 1e-9 * max(1.0, abs(estimate))
-    if total <= rounding**2:  # nothing varies; n tasks that all differ alike are n equal signs
+    if total <= rounding**2:  # nothing varies: n equal differences are n equal signs
         p = 1.0 if abs(estimate) <= rounding else 0.5 ** (n - 1)
         return metrics.alike(estimate, n, ends), p
     freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
@@ -208,7 +208,7 @@ def variance_of_mean(values: np.ndarray) -> tuple[float, int]:
 
 
 def differ(a: np.ndarray, b: np.ndarray) -> tuple[Interval, float, str]:
-    """a, b [seeds, tasks] of the same tasks -> (a - b, paired by task; p; what varies in both)."""
+    """a, b [seeds, tasks] of the same tasks -> (a - b, paired by task; p; what both cover)."""
     x, y = a.mean(axis=0), b.mean(axis=0)  # [tasks] each
     if min(len(a), len(b)) == 1:
         return metrics.gain(y, x), permutation_test(x - y), "tasks only"
@@ -217,9 +217,9 @@ def differ(a: np.ndarray, b: np.ndarray) -> tuple[Interval, float, str]:
 
 
 def final_mean(arm: Arm, tasks: str, what: str) -> Interval | None:
-    """An arm's final mean, over tasks for one seed, over seeds and tasks for more.
+    """An arm's final mean: over tasks with one seed, over seeds and tasks with more.
 
-    None if not every run was evaluated on them.
+    None if some run was not evaluated on them.
     """
     found = finals(tasks, arm)
     if not found:
@@ -269,7 +269,7 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
 
 
 def paid_alike(a: Arm, b: Arm) -> bool:
-    """Else their rewards are not the same measure."""
+    """Were both arms paid alike? If not, their rewards are different measures."""
     names = ("reward", "environment_code", "set")
     paid = [[str(run.config.get(n)) for n in names] for arm in (a, b) for run in arm.runs.values()]
     return all(each == paid[0] for each in paid)
@@ -319,9 +319,9 @@ def charts(arms: list[Arm]) -> list[dict]:
 def main(folders: Positional[list[Path]], out: Path | None = None) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
-    out: by default the folder `compare` beside the first run.
+    out: by default the folder `compare` next to the first run.
     """
-    # runs/* contains earlier comparisons too.
+    # runs/* also matches earlier comparisons.
     folders = [folder for folder in folders if not (folder / "compare.md").exists()]
     if len(folders) < 2:
         raise SystemExit(

@@ -1,18 +1,18 @@
 """What is wrong with this run? Symptoms read off its metrics, with a likely cause and a cure.
 
 A run that learns nothing looks much like one that does: lines go by and nothing raises. So after
-every update the doctor looks at the newest lines of metrics.jsonl (grpo.update and
-evaluate.summarize say what is in them) for the few things that usually go wrong. It tells each one
-once, when it first sees it, and summary.json keeps it. Nothing here stops a run. A loss or a
-log-prob that is not a number does, where it arises, before it can reach a checkpoint.
+every update the doctor checks the newest lines of metrics.jsonl (grpo.update and evaluate.summarize
+explain their columns) for the few things that usually go wrong. It reports each symptom once, when
+it first sees it, and summary.json keeps it. The doctor never stops a run. A loss or a log-prob that
+is not a number does, where it arises, before it can reach a checkpoint.
 
-    symptom              seen in             for  most often
+    symptom              seen in             for  most often caused by
     collapse             reward              5    a learning rate that is too high
     stuck                groups_with_signal  5    one step that broke the policy: the rate again
-    broken               format              3    the same, seen in replies that nothing can read
+    broken               format              3    the same, seen in replies that cannot be read
     no signal            groups_with_signal  10   a task that is too hard
     few groups           groups_with_signal  30   the same, now and then right: nothing is learnt
-    solved               groups_with_signal  10   no illness, nothing is left to learn
+    solved               groups_with_signal  10   no illness: nothing is left to learn
     no gradient          grad_norm           10   a frozen adapter, gradient checkpointing
     noise, KL            entropy, kl_ref     3, 5 a learning rate that is too high
     cut short            truncated           5    --max-tokens too small, or a stop token not learnt
@@ -20,34 +20,35 @@ log-prob that is not a number does, where it arises, before it can reach a check
     stop token           stop_trained        1    the end-of-turn token is masked
     sequence ratio       stretch             2    a reply's ratio is clipped as if it were a token's
     not exact            exact, fraction     1    "correct" is counted as reward > 0
-    pays something else  reward, exact       10   partial credit that pays a guess
+    pays something else  reward, exact       10   partial credit that rewards a guess
     dropout              mismatch, twice     3    model.train() in the update
     stale                mismatch            3    the sampler has old weights
     two distributions    mismatch            3    another temperature, top-k or top-p in the sampler
-    uncorrected          ratio, mismatch     3    --importance none on samples of old policies
+    uncorrected          ratio, mismatch     3    --importance none with samples of old policies
 
 Most of the last eight are mistakes in the code around a run; learn/failures.py makes each of them
-on purpose. (A ninth, `template`, is seen in the prompts themselves: guard.other_opening.)
+on purpose. (A ninth, `template`, is found in the prompts themselves: guard.other_opening.)
 
-After every evaluation it looks at evals.jsonl (EVALUATED), where tasks can be compared in pairs:
+After every evaluation the doctor checks evals.jsonl (EVALUATED), where tasks can be compared in
+pairs:
 
-    no SFT, bad SFT      before and after SFT the same, or lower
+    no SFT, bad SFT      the same after SFT as before, or lower
     pays something else  reward up, exact down since SFT
     lost, past its best  exact or reward below what it was after SFT, or below its best
 
 How often does it cry wolf there? While a run trains, a difference counts from 4 standard errors on
-(SURE), and at its end, which comes once, from 3 on: of 40 made-up runs that stood still, evaluated
-20 times each, two at most are told something (tests/test_doctor.py). The price: a loss of 8 points
-on 256 tasks is told in half of the runs that end with it. The interval in the report shows others.
+(SURE); at the end, which comes once, from 3 on. Of 40 made-up runs that stood still, evaluated 20
+times each, two at most get a warning (tests/test_doctor.py). The price: a loss of 8 points on 256
+tasks is reported in half of the runs that end with it. The interval in the report shows the others.
 
 The same rules judge the logs of TRL, Unsloth, ms-swift, verl and prime-rl, which logs.py turns into
-such lines. Their columns allow some more (LIMITS: far off, engine, thrown away, learning rate), and
-a whole log can be judged at its end (AT_END): not a number, entropy collapse, only in training,
-still, warm-up.
+such lines. Their columns allow a few more rules (LIMITS: far off, engine, thrown away, learning
+rate), and so does the end of a whole log (AT_END): not a number, entropy collapse, only in
+training, still, warm-up.
 
-cures.toml has each symptom's causes and cures, in every framework's flags.
+cures.toml has each symptom's causes, and its cures in every framework's flags.
 
-Run me: `python -m bookkeeping.doctor RUN_OR_LOG [--json]`; without one, a made-up run is looked at.
+Run me: `python -m bookkeeping.doctor RUN_OR_LOG [--json]`; without a path it shows a made-up run.
 Exit status: 0 nothing was found, 1 a symptom was found, 2 the log cannot be read.
 """
 
@@ -68,20 +69,20 @@ from bookkeeping import logs, records
 from bookkeeping.records import printable
 
 START = 5  # updates that count as the start of a run
-FEWEST = 10  # updates; fewer say nothing
-SURE = 4.0  # standard errors; asked again and again, 95% will not do
-SURE_AT_END = 3.0  # ... of the final evaluation, which comes once
+FEWEST = 10  # updates; fewer say too little
+SURE = 4.0  # standard errors; a test that is repeated needs more than 95%
+SURE_AT_END = 3.0  # ... in the final evaluation, which comes once
 MEASURABLE = 2.0  # ... that a 95% interval shows
-# The share of groups with a signal below which the gradient is mostly noise. A guess: of runs of
-# SmolLM2 that learnt sums six had more and one had fewer; some that stood still had more, too.
+# Below this share of groups with a signal, the gradient is mostly noise. A guess: of the SmolLM2
+# runs that learnt sums, six had more and one had fewer; some that stood still had more, too.
 FEW = 0.25
-SPENT = 0.02  # nats per token, at which a policy says one thing
-# Nats per token, too many whatever they were before: a base model's text has an entropy of 2 to 3.
+SPENT = 0.02  # nats per token; below, a policy says only one thing
+# Nats per token, too many whatever came before: a base model's text has an entropy of 2 to 3.
 MOST = {"entropy": 4.5, "kl_ref": 2.0}
-# {symptom that others may explain, so it is not told beside them: those that do not explain it}
+# {symptom that others may explain, and then is not reported: those that do not explain it}
 EXPLAINED = {"few groups": set(), "entropy collapse": {"few groups"}, "still": set()}
-LOOKS = 3_000  # moments at which a log is looked at; a longer one at every second step, and so on
-LONGEST = 1_000  # lines whose rewards count
+LOOKS = 3_000  # rows of a log that are judged; of a longer log every second one, and so on
+LONGEST = 1_000  # most lines whose rewards count
 STAGES = ("before", "after_sft", "train", "final")  # evaluations that belong to the run
 OURS = "picoswarm"
 JOURNAL = "learn/FAILURES.md"
@@ -99,11 +100,11 @@ def cure(name: str, framework: str) -> str:
 
 
 def signs(lines: Lines, rules: list[Callable]) -> Found:
-    """What these rules say of a run up to the last of these lines."""
+    """What these rules find in a run, as of the last of these lines."""
     told: Found = {}
     for rule in rules if lines else ():
         told |= rule(lines) or {}
-    # A broken run also has no signal, and its replies may never end; but that is not what to mend.
+    # A broken run also has no signal, and replies that may never end, but those are not the cause.
     if told.keys() & {"broken", "stuck"}:
         hidden = {"no signal", "few groups", "no gradient", "cut short"}
         told = {name: seen for name, seen in told.items() if name not in hidden}
@@ -113,7 +114,7 @@ def signs(lines: Lines, rules: list[Callable]) -> Found:
 def symptoms(lines: Lines, rules: list[Callable] | None = None) -> Found:
     """{symptom: "numbers: what they mean; what to do"}, in our own flags.
 
-    lines: metrics.jsonl so far, after an update; or what of_run returns, with the rules EVALUATED.
+    lines: metrics.jsonl so far; or, for the rules EVALUATED, what of_run returns.
     """
     return {
         name: f"{seen}: {ILLNESSES[name]['causes'][0]}; {cure(name, OURS)}"
@@ -122,11 +123,11 @@ def symptoms(lines: Lines, rules: list[Callable] | None = None) -> Found:
 
 
 def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
-    """{symptom: (update or step, the numbers that show it)}, each where it is first seen.
+    """{symptom: (update or step, the numbers that show it)}, each where it first appears.
 
-    evals: those of_run, of a run of ours.
+    evals: what of_run returns, for a run of ours.
     """
-    # Steps without a reward (TRL, between two generations) say nothing that the rules ask for.
+    # Steps without a reward (TRL, between two generations) have nothing for the rules.
     paid = [line for line in lines if len(every([line], "reward"))] or lines
     outcomes = [{"eval_reward": np.mean(e["reward"])} for e in evals if e["stage"] != "before"]
     stride = math.ceil(len(paid) / LOOKS) or 1
@@ -143,7 +144,7 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
                 found[name] = (so_far[-1]["update"], seen)
     if "entropy collapse" in found:  # it is why few groups have a signal
         found.pop("few groups", None)
-    if "not a number" in found:  # what is told of later steps may come from it
+    if "not a number" in found:  # findings at later steps may come from it
         found["not a number"] = (no_numbers(lines)[1][0], found["not a number"][1])
     return dict(sorted(found.items(), key=lambda one: one[1][0]))
 
@@ -157,24 +158,24 @@ def every(lines: Lines, name: str) -> np.ndarray:
 
 
 def last(lines: Lines, name: str, n: int) -> np.ndarray:
-    """A metric's n newest values; NaN if there are not that many, or if they are of long ago.
+    """A metric's n newest values; NaNs if there are fewer, or if they are old.
 
-    Every rule is told where a comparison is true, and none with NaN is.
+    Rules fire if a comparison is true, and with NaN none is.
     """
     values = every(lines[-8 * n :], name)[-n:]
     return values if len(values) == n else np.full(n, math.nan)
 
 
 def at_level(lines: Lines) -> Lines:
-    """Those at the level of the last one: a harder level pays less, and that is no illness."""
+    """The lines at the last one's level: a harder level pays less, and that is no illness."""
     return [line for line in lines[-LONGEST:] if line.get("level") == lines[-1].get("level")]
 
 
 def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, float, float, float]:
-    """(mean of the first n, of the last n, how far it rose, in how many standard errors).
+    """(mean of the first n, of the last n, the rise, the rise in standard errors).
 
-    The noise is that of neighbours' differences, so a trend does not count as noise. NaN, if there
-    are fewer values.
+    Noise is measured on neighbours' differences, so that a trend does not count as noise. NaNs if
+    there are too few values.
     """
     if len(values) < fewest:
         return (math.nan,) * 4
@@ -184,13 +185,13 @@ def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, floa
 
 
 def solved(lines: Lines) -> bool:
-    """Nearly all is right. A reward beyond 1 is on a scale of its own."""
+    """Is nearly all right? A reward beyond 1 is on a scale of its own."""
     now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
     return now.mean() > 0.9 and best <= 1.0001
 
 
 def at_its_best(lines: Lines) -> bool:
-    """Is all that was earned, on whatever scale, the most that ever was?"""
+    """Are the last rewards, on whatever scale, all the highest there ever was?"""
     now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
     return now.min() > max(best - 1e-6, 0)
 
@@ -201,7 +202,7 @@ def aim(lines: Lines) -> str:
 
 
 def signal(line: dict) -> float:
-    """Above 0 if some group's rewards differ. By whatever a framework logs; NaN if nothing says."""
+    """Above 0 if some group's rewards differ, from whatever a framework logs; NaN if unknown."""
     get = lambda name: line.get(name, math.nan)
     spreads = (
         get("groups_with_signal"),
@@ -214,7 +215,7 @@ def signal(line: dict) -> float:
 
 
 def quiet(lines: Lines, n: int) -> bool:
-    """Had no group a signal in the last n updates that say it?"""
+    """In the last n updates that say so, did no group have a signal?"""
     known = every([{"signal": signal(line)} for line in lines[-8 * n :]], "signal")[-n:]
     return len(known) == n and known.max() <= 1e-6
 
@@ -241,9 +242,9 @@ def by_chance(lines: Lines) -> bool:
 def silent(lines: Lines) -> Found | None:
     """A group whose rewards are all equal has advantages of 0, and so no gradient.
 
-    All groups: nothing moves. stuck: the policy repeats one token, but it once scored; a learning
-    rate of 30 leaves such a policy. solved: all is right, and it was not always; a reward function
-    that pays everything is no success.
+    If that is true of all groups, nothing moves. stuck: the policy once scored, and now repeats one
+    token; a learning rate of 30 leaves such a policy. solved: all is right, and it was not always;
+    a reward function that pays for everything is no success.
     """
     if not quiet(lines, START) or by_chance(lines):
         return None
@@ -266,7 +267,7 @@ def silent(lines: Lines) -> Found | None:
 
 
 def few_groups(lines: Lines, n: int = 30) -> Found | None:
-    """A gradient of a few groups is mostly noise: the reward has not risen since the start."""
+    """A gradient from few groups is mostly noise: the reward has not risen since the start."""
     share, here = last(lines, "groups_with_signal", n), at_level(lines)
     was, now, risen, errors = rise(every(here, "reward"), fewest=n)
     stands = errors <= MEASURABLE and risen <= 0.1 and not solved(here)
@@ -280,10 +281,10 @@ def few_groups(lines: Lines, n: int = 30) -> Found | None:
 def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     """Groups have a signal, and yet the norm is 0: no weight gets a gradient.
 
-    Where no signal is logged, a reward that stays the same shows that there was none. A Trainer
-    that logs every tenth step has in a row the mean share of ten steps, and the norm of the last
-    one: where few groups have a signal, zeros are no wonder. Nor where all replies were cut and are
-    left out of the loss (TRL's mask_truncated_completions).
+    If no signal is logged, a reward that stays the same shows that there was none. A Trainer that
+    logs every tenth step writes the mean share of ten steps, but the norm of the last one: if few
+    groups have a signal, zeros are no surprise. Nor are they if all replies were cut short and left
+    out of the loss (TRL's mask_truncated_completions).
     """
     few = last(lines, "groups_with_signal", n).mean() <= FEW
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
@@ -297,17 +298,17 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
 def collapse(lines: Lines, n: int = 5) -> Found | None:
     """Has a run fallen off a cliff?
 
-    Compared are means of n updates: the last against the best. Far means: under 60% of the best, by
-    more than 0.1, and by more than 5.5 standard errors. Why not the usual three? The question is
-    asked after every update and picks the best of all windows, so three raised a false alarm in
-    most long noisy runs (31 of 40 simulated ones). With 5.5 none of 40 did, in any of five
-    settings, and a fall from 0.80 to 0.14 is still seen five updates later.
+    Compares means of n updates: the last with the best. A cliff is a fall to under 60% of the best,
+    by more than 0.1, and by more than 5.5 standard errors. Why not the usual three? The test runs
+    after every update and picks the best of all windows, so three raised a false alarm in most long
+    noisy runs (31 of 40 simulated ones). With 5.5 none of 40 did, in any of five settings, and a
+    fall from 0.80 to 0.14 is still seen five updates later.
     """
     rewards = every(at_level(lines), "reward")
     if len(rewards) < 2 * n:
         return None
     means = np.convolve(rewards, np.ones(n) / n, mode="valid")
-    # The noise of a difference of two means of n, from the differences of neighbours.
+    # The noise in a difference of two means of n, from the differences of neighbours.
     error = np.std(np.diff(rewards)) / math.sqrt(n)
     best, now = means.max(), means[-1]
     if best - now > max(0.4 * abs(best), 0.1, 5.5 * error):
@@ -320,7 +321,7 @@ def collapse(lines: Lines, n: int = 5) -> Found | None:
 def broken(lines: Lines, n: int = 3) -> Found | None:
     """A step that is far too large leaves replies that no environment can read.
 
-    This shows long before a reward has anything to fall from.
+    This shows even before there is a reward that could fall.
     """
     here = at_level(lines)
     now = last(here, "format", n)
@@ -333,7 +334,7 @@ def broken(lines: Lines, n: int = 3) -> Found | None:
 
 
 def errors(lines: Lines, n: int = 3) -> Found | None:
-    """Episodes in error are left out, so the mean of the others may be one of the easy tasks."""
+    """Episodes that fail are left out, so the mean of the others may be that of easy tasks."""
     failed, played = last(lines, "errors", n), last(lines, "n", n)
     for share in (failed / np.maximum(failed + played, 1), last(lines, "errors_share", n)):
         if share.min() > 0 and share.mean() >= 0.1:
@@ -346,12 +347,12 @@ def errors(lines: Lines, n: int = 3) -> Found | None:
 def not_exact(lines: Lines) -> Found | None:
     """An exact answer is right in all its parts, so no more answers are exact than parts are right.
 
-    Parts: the fraction of letters, the similarity of alphabet.
+    The share of right parts is the fraction in letters, the similarity in alphabet.
 
-    What exact answers are paid says nothing: an environment may well pay the shorter one more, or
-    ten for each. If it does not report how much of an answer is right, the doctor stays silent: a
-    reward of 0, 0.5 and 1 looks the same whether 0.5 is for half an answer or for a whole one that
-    was not derived.
+    The reward for exact answers says nothing here: an environment may pay more for a shorter one,
+    or ten for each. If it does not report how much of an answer is right, the doctor stays silent:
+    a reward of 0, 0.5 and 1 looks the same whether 0.5 is for half an answer or for a whole one
+    that was not derived.
     """
     part, exact = (
         lines[-1].get(name, math.nan)
@@ -365,14 +366,14 @@ def not_exact(lines: Lines) -> Found | None:
 
 
 def pays_something_else(lines: Lines, n: int = 10) -> Found | None:
-    """Exact answers are the goal. The reward is high without them, or rises and they do not.
+    """Exact answers are the goal, but the reward is high without them, or rises and they do not.
 
     An environment may pay more than 1 for an exact answer: `exact_reward` is what it paid for one
     on average, in the updates that had any.
     """
     reward, exact = last(lines, "reward", n).mean(), last(lines, "exact", n).mean()
     scale = max([1.0, *every(lines, "exact_reward")])
-    # Beyond the scale, and nothing right: it pays on another one. --reward partial starts at 0.67.
+    # Beyond the scale with nothing right: its scale is another. --reward partial starts at 0.67.
     if (exact > 0 or reward <= scale) and reward / scale - exact > 0.75:
         return {
             "pays something else": f"the reward is {reward:.2f} where {exact:.0%} of the answers "
@@ -382,7 +383,7 @@ def pays_something_else(lines: Lines, n: int = 10) -> Found | None:
 
 
 def rises_alone(lines: Lines, goal: str, scale: float = 1.0) -> Found | None:
-    """The reward rises, and right answers do not. scale: what is paid for one."""
+    """The reward rises, and right answers do not. scale: the reward for one."""
     was, now, risen, errors = rise(every(lines, "reward"))
     right_was, right, right_risen, _ = rise(every(lines, goal))
     if risen >= 0.05 and errors >= SURE and scale * right_risen <= 0.2 * risen:
@@ -395,15 +396,15 @@ def rises_alone(lines: Lines, goal: str, scale: float = 1.0) -> Found | None:
 def disagreement(lines: Lines, n: int = 3) -> Found | None:
     """Sampler and trainer disagree about samples that are said to be the policy's own.
 
-    Such samples have off_policy_steps 0. Rounding makes 1e-7 nats per token on a CPU, and about
+    Such samples have off_policy_steps 0. Rounding explains 1e-7 nats per token on a CPU, and about
     0.01 in bfloat16 with another engine. More than that (the column `rounding`) has one of three
     causes, and each leaves its own trace: dropout also differs from itself, old weights get older,
     two distributions do neither.
 
-    Of older samples the ratio must say so: with --importance none it is 1 however old they are,
+    With older samples the ratio must show it: with --importance none it is 1 however old they are,
     because it compares with the policy at the start of the update.
     """
-    trained = [line for line in lines if "mismatch" in line]  # an update without a signal has none
+    trained = [line for line in lines if "mismatch" in line]  # not in an update without a signal
     columns = ("mismatch", "off_policy_steps", "ratio", "twice")
     gap, age, ratio, twice = (last(trained, name, n) for name in columns)
     allowed = lines[-1].get("rounding", 0.03)
@@ -413,7 +414,7 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
             "uncorrected": f"samples are {age.mean():.0f} updates old and their log-probs have "
             f"moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000"
         }
-    if not gap.min() > allowed or age.max() > 0:  # others log no age
+    if not gap.min() > allowed or age.max() > 0:  # other frameworks log no age
         return None
     much = (
         f"trainer and sampler give a token log-probs that differ by {gap[-1]:.3f} nats on average, "
@@ -429,14 +430,13 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
         return {"two distributions": f"{much}, from the first update on"}
 
 
-# {column: (symptom, for how many updates, beyond what, beyond how many times what it was in the
-# first updates)}. Beyond both, if there are two limits.
-# noise, KL: both start near 0; a policy with more than 1 nat per token has come apart, and one with
-# more than MOST is sick, whatever it was before.
-# Of the engine's: bfloat16 makes about 0.01 nats per token: 0.01²/2 of k3 KL, most of it in few
-# tokens. Ten times that is no rounding. Probabilities differ by less than their logarithms.
-# stretch: Σ |log of the loss's ratio| / Σ |log-prob now - when sampled|, over all tokens: 1 for a
-# ratio per token, and at most 1 for gspo's mean.
+# {column: (symptom, for how many updates, which side, the limit, a second limit as a multiple of
+# the first updates' value)}. If there are two limits, a column has to be beyond both. noise, KL:
+# both start near 0; a policy with more than 1 nat per token has come apart, and one with more than
+# MOST is sick, whatever it was before. engine: bfloat16 makes about 0.01 nats per token, 0.01²/2
+# of k3 KL, most of it in few tokens. Ten times that is not rounding. Probabilities differ by less
+# than their logarithms. stretch: Σ |log of the loss's ratio| / Σ |log-prob now - when sampled|,
+# over all tokens: 1 for a ratio per token, and at most 1 for gspo's mean.
 LIMITS = {
     "truncated": ("cut short", 5, gt, 0.5, 0),
     "entropy": ("noise", 3, ge, 1, 3),
@@ -449,7 +449,7 @@ LIMITS = {
     "mismatch_probability": ("engine", 3, ge, 0.03, 0),
     "lr": ("learning rate", 10, le, 0, 0),
 }
-BEYOND = {  # {column: what is said of the mean of those updates, and of the first ones}
+BEYOND = {  # {column: the sentence about the mean of those updates, and of the first ones}
     "truncated": "{:.0%} of the episodes ran out of tokens",
     "entropy": "the entropy of a token was {:.2f} nats, and {:.2f} before",
     "kl_ref": "the KL to the reference was {:.3g} nats, and {:.3g} before",
@@ -467,14 +467,14 @@ BEYOND = {  # {column: what is said of the mean of those updates, and of the fir
 
 
 def beyond(lines: Lines) -> Found:
-    """Columns that are beyond their limit. Samples of older weights may disagree."""
+    """Columns that are beyond their limit. With samples of older weights, engines may disagree."""
     found = {}
     here = at_level(lines)
     for column, (symptom, n, compare, limit, times) in LIMITS.items():
         values, first = last(here, column, n), every(here[:-n][:START], column)
         was = np.median(first) if len(first) else math.nan
         passes = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
-        passes |= symptom == "KL" and values.mean() < 0.8 * was  # large from the first, and falls
+        passes |= symptom == "KL" and values.mean() < 0.8 * was  # large from the start, but falls
         bound = min(max(times * was, limit), MOST[column]) if times else limit
         if compare(values, bound).all() and not passes:
             found[symptom] = f"in the last {n} updates " + BEYOND[column].format(values.mean(), was)
@@ -500,17 +500,18 @@ RULES = [
 
 
 def of_run(evals: list[dict], sft_steps: int) -> Lines:
-    """The evaluations of evals.jsonl that its rules look at: of the trained tasks, in the run."""
+    """The evaluations that the rules look at: those of the trained tasks, during the run."""
     return [e for e in evals if e.get("trained") and e.get("stage") in STAGES[not sft_steps :]]
 
 
 def went(before: dict, after: dict, name: str) -> tuple[float, str]:
-    """(by how many standard errors a measure rose, from where to where), over the tasks of both.
+    """(by how many standard errors a measure rose, a text about it), over the tasks of both.
 
-    As in compare.permutation_test: if nothing has changed, every difference could as well have
-    the other sign, and a sum of n such has the variance Σ difference². So z tasks squared have to
-    change before this can reach z, however few there are. Many can make sure of a change that is
-    too small to act on (from 1.223 to 1.216 in swarm), so one of less than 1% counts as none.
+    As in compare.permutation_test: if nothing has changed, every difference could as well have the
+    other sign, and the sum of n such differences has variance Σ difference². So at least z² tasks
+    have to change before this can reach z, however few there are. Many tasks can be sure of a
+    change that is too small to act on (from 1.223 to 1.216 in swarm), so a change of less than 1%
+    counts as none.
     """
     before, after = records.same_tasks(before, after)
     was, now = (np.array(e[name], dtype=float) for e in (before, after))
@@ -536,12 +537,12 @@ def after_sft(evals: Lines) -> Found | None:
     if errors < -SURE_AT_END:
         return {"bad SFT": f"over SFT {told}"}
     still = all(abs(went(before, sft, name)[0]) <= MEASURABLE for name in seen)
-    if still and len(sft["reward"]) >= 64:  # fewer cannot say that nothing has changed
+    if still and len(sft["reward"]) >= 64:  # fewer cannot show that nothing has changed
         return {"no SFT": f"over SFT {told}, and neither format nor length of the replies moved"}
 
 
 def after_grpo(evals: Lines) -> Found | None:
-    """Did GRPO help? The first that is there: the others would speak of the same illness."""
+    """Did GRPO help? Only the first symptom counts: the others would be the same illness."""
     stages, now = [e["stage"] for e in evals], evals[-1]
     if "after_sft" not in stages[:-1]:
         return None
@@ -563,14 +564,14 @@ EVALUATED = [after_sft, after_grpo]
 
 
 # ------------------------------------------------------------------- rules, at the end of a log
-# A run that still learns may look so for a while, and a log may leave out its beginning.
+# A run that still learns may look like this for a while, and a log may lack its beginning.
 
 
 def not_a_number(lines: Lines) -> Found | None:
     """NaN or infinity where a number should be.
 
-    A norm that never was a number while the run learns is a logger's fault (no_numbers); if nothing
-    is learnt, it is the run's.
+    If a norm never was a number but the run learns, the logger is at fault (no_numbers); if nothing
+    is learnt, the run is.
     """
     name, bad = no_numbers(lines)
     if bad:
@@ -580,9 +581,9 @@ def not_a_number(lines: Lines) -> Found | None:
 
 
 def no_numbers(lines: Lines) -> tuple[str, list[int]]:
-    """(the first column that should be a number and is not, at which steps); or none.
+    """(the first column that should be a number and is not, at which steps); or ("", []).
 
-    The KL is none now and then, where a batch had nothing to average; at the end it must be one.
+    The KL may be no number now and then, if a batch had nothing to average, but not at the end.
     """
     learns = any(abs(rise(every(lines, name))[3]) > SURE for name in ("reward", "loss"))
     for name in ("loss", "grad_norm", "critic", "reward", "kl_ref"):
@@ -595,9 +596,9 @@ def no_numbers(lines: Lines) -> tuple[str, list[int]]:
 
 
 def entropy_collapse(lines: Lines) -> Found | None:
-    """Entropy falls while a policy learns. Here it fell and nothing was learnt for it.
+    """Entropy falls while a policy learns. Here it fell, and nothing was learnt in return.
 
-    A log may begin after that: then there is next to none from its first row on.
+    A log may begin after the fall: then there is next to none from its first row on.
     """
     first = last(lines[:FEWEST], "entropy", START).mean()
     end, here = last(lines, "entropy", START), at_level(lines)
@@ -614,8 +615,7 @@ def entropy_collapse(lines: Lines) -> Found | None:
 def pays_another_goal(lines: Lines) -> Found | None:
     """The reward rises, and the reward function that counts right answers does not.
 
-    Or the one stands high and still while the other goes up and down: right answers hardly count
-    in it.
+    Or the reward stands high and still while right answers go up and down: they hardly count in it.
     """
     rewards, right = every(lines, "reward"), every(lines, "goal")
     if min(len(rewards), len(right)) < 20:
@@ -630,7 +630,7 @@ def pays_another_goal(lines: Lines) -> Found | None:
 
 
 def only_in_training(lines: Lines) -> Found | None:
-    """Training earns more and more, and more than evaluations, which do not follow."""
+    """The training reward rises, above that of evaluations, which do not follow."""
     evals, rewards = every(lines, "eval_reward"), every(at_level(lines), "reward")
     was, now, risen, errors = rise(rewards)
     climbed = len({line["level"] for line in lines if "level" in line}) > 1  # easier, as asked
@@ -660,7 +660,7 @@ def still(lines: Lines) -> Found | None:
 
 
 def always_the_same(lines: Lines) -> Found | None:
-    """A log that says nothing of groups or norms, and the mean reward never changed: no signal."""
+    """No signal: the mean reward never changed, in a log that has neither groups nor norms."""
     rewards, norms = every(lines, "reward"), every(lines, "grad_norm")
     unknown = all(math.isnan(signal(line)) for line in lines) and not norms.any()
     if len(rewards) >= 2 * FEWEST and np.ptp(rewards) < 1e-9 and unknown:
@@ -668,7 +668,7 @@ def always_the_same(lines: Lines) -> Found | None:
 
 
 def warm_up(lines: Lines) -> Found | None:
-    """Does the learning rate still rise when the log ends? Not if the run has only begun."""
+    """Does the learning rate still rise when the log ends? A run that has only begun may do so."""
     rates, planned = every(lines, "lr"), max(every(lines, "planned"), default=0)
     if len(rates) >= 20 and lines[-1]["update"] >= 0.5 * planned and (np.diff(rates) > 0).all():
         return {"warm-up": f"the rate rose in every step, from {rates[0]:.2g} to {rates[-1]:.2g}"}
@@ -699,7 +699,7 @@ def of_ours(folder: Path) -> logs.Log:
 
 
 def answer(log: logs.Log) -> dict:
-    """All that there is to say, as one JSON object."""
+    """All findings, as one JSON object."""
     found = look_at(log.lines, log.evals)
     if "solved" in found:
         log.notes.append(f"solved, so no illness: {found.pop('solved')[1]}")
@@ -734,7 +734,7 @@ def answer(log: logs.Log) -> dict:
 
 
 def nothing_found(log: logs.Log) -> str:
-    """Why a log that looks odd is well, and what that is worth."""
+    """Why a log that looks odd may be fine, and how much was checked."""
     n, loss, norms = len(log.lines), every(log.lines, "loss"), every(log.lines, "grad_norm")
     if n < FEWEST:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
@@ -752,7 +752,7 @@ def nothing_found(log: logs.Log) -> str:
 
 
 def text(found: dict) -> str:
-    """For people."""
+    """The findings as text for people."""
     first, end = found["steps"]
     out = [
         f"{', '.join(found['files'])}: a log of {found['framework']}, "

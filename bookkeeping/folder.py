@@ -1,32 +1,33 @@
-"""The run folder: where a run writes, how it goes on after any death, and what that may cost.
+"""The run folder: what a run writes, how it resumes after a crash, and what that may cost.
 
     runs/NAME/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
                 report.md  report.html  curves.png  checkpoint/  checkpoint.old/  lock
 
     checkpoint/      adapter (PEFT's format; with --lora-rank 0 the whole model),
                      optimizer.pt, state.json, checksum
-    checkpoint.old/  the one before
+    checkpoint.old/  the previous one
 
-Three rules for the logs. A line is written when its number is known, and whole files are written
-beside the old one and renamed, so that a kill at any moment leaves something to read. On --resume,
-lines written after the last checkpoint are dropped: they will be written again. And only one
-process writes into a folder: it holds a lock, which the kernel takes back however the process ends.
+Three rules for the logs. A line is written as soon as its numbers are known, and whole files are
+written next to the old one and then renamed, so that a kill at any moment leaves something to read.
+On --resume, lines written after the last checkpoint are dropped: they will be written again. And
+only one process writes into a folder: it holds a lock, which the kernel releases however the
+process ends.
 
 Sooner or later a run dies in the middle of a write: a kill, a full disk, a lost node. So a new
-checkpoint is written in full beside the old one, flushed to the disk, and only then renamed. At
+checkpoint is written in full next to the old one, flushed to the disk, and only then renamed. At
 every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 over all files
-tells a damaged checkpoint from a good one, and then the one before is taken, which costs
+tells a damaged checkpoint from a good one; if it is damaged, the previous one is taken, which costs
 `save_every` updates and not the run.
 
-    old | current          the older one is removed first, so there are never more than two
+    old | current          old is removed first, so there are never more than two
           current | new    written, flushed
     old |           new    current renamed to old … after a kill here, find_checkpoint takes old
     old | current          … and new renamed to current
 
-Loading runs no code: weights are safetensors, the optimizer goes through torch's weights_only, the
-state is JSON.
+Loading runs no code: weights are safetensors, the optimizer is loaded with torch's weights_only,
+the state is JSON.
 
-Run me: `python -m bookkeeping.folder` writes two checkpoints of pico_base, changes the newer, and
+Run me: `python -m bookkeeping.folder` writes two checkpoints of pico_base, damages the newer, and
 finds the older.
 """
 
@@ -58,11 +59,11 @@ MAY_CHANGE = (
     "engine", "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
 )  # fmt: skip
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
-# {type of a flag: what config.json may hold of it}; of other types just these
+# {type of a flag: what config.json may hold for it}; other types are stored as they are
 SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
 
-# This process's run folder, once it has one: what is said at the end of a run that did not finish
-# depends on what is in it (guard.one_sentence).
+# This process's run folder, once it has one. What a run that did not finish says at its end depends
+# on what is in it (guard.one_sentence).
 own: list[Path] = []
 
 
@@ -72,7 +73,7 @@ own: list[Path] = []
 def claim(folder: Path) -> FileLock:
     """Keep other processes out of a run folder, for as long as the returned lock lives.
 
-    SystemExit if one is in it already.
+    SystemExit if another process already has it.
     """
     lock = FileLock(folder / "lock")
     try:
@@ -86,7 +87,7 @@ def claim(folder: Path) -> FileLock:
 
 
 def refuse_taken(cfg) -> None:
-    """SystemExit if --name is the name of a folder with something in it."""
+    """SystemExit if --name is a folder that is not empty."""
     folder = Path(cfg.runs) / cfg.name
     if cfg.name and folder.is_dir() and any(file.name != "lock" for file in folder.iterdir()):
         raise SystemExit(
@@ -95,12 +96,12 @@ def refuse_taken(cfg) -> None:
 
 
 def make_folder(cfg) -> tuple[Path, FileLock]:
-    """(a new run folder, its lock: keep it, or it is released)."""
+    """(a new run folder, its lock). Keep the lock, or it is released."""
     refuse_taken(cfg)
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
     over_api = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
     name = cfg.name or f"{over_api}{settings.short(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S}"
-    # Three seeds that are started in one line begin in the same second.
+    # Three seeds started with one command line begin in the same second.
     folders = [Path(cfg.runs) / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
     folder = next(one for one in folders if cfg.name or not one.exists())
     folder.mkdir(parents=True, exist_ok=bool(cfg.name))
@@ -109,12 +110,12 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
 
 
 def has_checkpoint() -> bool:
-    """Has this process's run saved one? What there is not must not be promised."""
+    """Has this process's run saved a checkpoint? If not, messages must not promise one."""
     return any(any(home.glob("checkpoint*/state.json")) for home in own)
 
 
 def how_to_go_on() -> str:
-    """The last words of a run that was stopped."""
+    """The end of the message of a run that was stopped."""
     if not own:
         return "; nothing was written"
     start = "" if has_checkpoint() else ", from its start: nothing was saved yet"
@@ -132,16 +133,16 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     saved_cfg, checkpoint, lock = open_saved("--resume", folder, cfg)
     own[:] = [folder]
     if saved_cfg.api_base:
-        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, and no training")
+        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, not training")
     planned = saved_cfg.updates
     take_typed("--resume", saved_cfg, cfg, typed - {"resume"}, MAY_CHANGE)
     if saved_cfg.updates != planned:
         print(
-            f"--updates was {planned} before: the learning rate falls until the last of "
+            f"--updates was {planned} before: the learning rate now falls until update "
             f"{saved_cfg.updates}, so it jumps here"
         )
     vars(cfg).update(vars(saved_cfg), resume="", eval_only="")
-    if checkpoint and checkpoint.name != "checkpoint":  # else the next save would keep the damaged
+    if checkpoint and checkpoint.name != "checkpoint":  # else the next save would keep it
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     return folder, checkpoint, lock
 
@@ -149,14 +150,14 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
 def open_saved(flag: str, folder: Path, given) -> tuple:
     """(Config, newest whole checkpoint or None, lock) of a folder that may come from anywhere.
 
-    given: the Config of the command line. An environment or a scorer that is somebody's code has
-    to be typed as well. SystemExit or ValueError with one sentence if this is no run folder of
-    ours, or in use.
+    given: the Config of the command line. If the environment or a scorer is code, it has to be
+    typed there as well. SystemExit or ValueError with one sentence if this is not a run folder of
+    ours, or is in use.
     """
     if not (folder / "config.json").exists():
         raise SystemExit(
-            f"{flag} {folder}: there is no config.json in it, so it is no run folder, or one "
-            "that was stopped before it began; check the path, or start the same command again"
+            f"{flag} {folder}: it has no config.json, so it is not a run folder, or its run was "
+            "stopped before it began; check the path, or start the same command again"
         )
     lock = claim(folder)
     saved = read(folder / "config.json")
@@ -165,13 +166,13 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
     if wrong:
         raise ValueError(
             f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
-            "check the path, or restore it"
+            "check the path, or restore the file"
         )
     cfg = type(given)(**saved)
     if CODE.search(cfg.env) and cfg.env != given.env:
         raise SystemExit(
-            f"{folder}: this run's environment is somebody's code, {cfg.env[:200]!a}; read it, and "
-            "if you trust it add --env and that"
+            f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
+            "and if you trust it, type that after --env"
         )
     return cfg, find_checkpoint(folder / "checkpoint"), lock
 
@@ -185,20 +186,20 @@ def take_typed(flag: str, cfg, given, names: set[str], may_change) -> None:
         value, was = getattr(given, name), getattr(cfg, name)
         if name not in may_change and value != was:
             raise SystemExit(
-                f"{settings.option(name)} cannot change on {flag}, this run has {was!r}; "
+                f"{settings.option(name)} cannot change on {flag}: this run has {was!r}; "
                 "leave it out, or start a new run for another experiment"
             )
         setattr(cfg, name, value)
 
 
-# FILE:NAME. Commas and line ends may be part of a file's name.
+# FILE:NAME. A file's name may contain commas and line ends.
 CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=.*:", re.DOTALL)
 
 
 def code_hash(env: str) -> str:
-    """A hash of the files that decide an environment's tasks and rewards (settings.sources).
+    """A hash of the files that determine an environment's tasks and rewards (settings.sources).
 
-    Of Python neither comments nor layout count, of anything else every byte does.
+    In Python files neither comments nor layout count; in others every byte does.
     """
     tree = lambda file: ast.dump(ast.parse(file.read_bytes())).encode()
     content = lambda file: tree(file) if file.suffix == ".py" else file.read_bytes()
@@ -209,14 +210,14 @@ def code_hash(env: str) -> str:
 def tell_changed(saved: Path, env: str) -> None:
     """Say so if the environment's code or rows are not those that a checkpoint was trained with."""
     if not str(read(saved / "state.json").get("code", "")).endswith(code_hash(env)):
-        print(f"{env}: its code or its rows are not what this run was trained with")
+        print(f"{env}: its code or its rows have changed since this run was trained")
 
 
 def mend(folder: Path, keep: Callable = lambda line: True) -> None:
-    """Write the logs again with the lines to keep, and without a last one that a kill cut in two.
+    """Rewrite the logs with the lines to keep, and without a last line that a kill cut in two.
 
-    What is appended would be glued to that. A log that is a link becomes a copy: nothing is written
-    where it points to.
+    The next line would be glued to half a line. A log that is a link becomes a copy: nothing is
+    written where it points to.
     """
     for path in filter(Path.exists, (folder / name for name in LOGS)):
         with foreign(path):
@@ -227,7 +228,7 @@ def mend(folder: Path, keep: Callable = lambda line: True) -> None:
 def trim(folder: Path, done: int) -> None:
     """Drop lines that a killed run wrote after its last checkpoint, and a final evaluation.
 
-    They will be written again. done: updates at that checkpoint; -1: there is none.
+    They will be written again. done: updates at that checkpoint; -1 if there is none.
     """
     mend(folder, lambda line: line["update"] <= done and line.get("stage") != "final")
 
@@ -238,20 +239,20 @@ def trim(folder: Path, done: int) -> None:
 def checksum(folder: Path) -> str:
     """SHA-256 over names and contents of a checkpoint's files, except the checksum itself.
 
-    What a file manager leaves does not count either (.DS_Store, .ipynb_checkpoints).
+    Files that a file manager leaves do not count either (.DS_Store, .ipynb_checkpoints).
     """
     total = hashlib.sha256()
     for file in sorted({*folder.glob("[!.]*")} - {folder / "checksum"}):
-        with open(file, "rb") as f:  # in pieces: a 4B's weights are 16 GB
+        with open(file, "rb") as f:  # in pieces: a 4B model's weights are 16 GB
             content = hashlib.file_digest(f, "sha256").hexdigest()
         total.update(f"{file.name} {content}\n".encode())
     return total.hexdigest()
 
 
 def readable(folder: Path, like: str) -> None:
-    """Let all files be read by whoever may read `like`, of which the umask has decided.
+    """Give all files the permissions of `like`, which has those of the umask.
 
-    safetensors makes files that their owner alone can read.
+    safetensors makes files that only their owner can read.
     """
     for file in folder.iterdir():
         shutil.copymode(folder / like, file)
@@ -260,13 +261,13 @@ def readable(folder: Path, like: str) -> None:
 def save_checkpoint(
     folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict, reference=None
 ) -> None:
-    """Write weights, optimizer and `state`; the checkpoint before it stays as `folder`.old.
+    """Write weights, optimizer and `state`; the previous checkpoint stays as `folder`.old.
 
-    reference: with --kl {name: weight} after SFT, kept in optimizer.pt (load_state_dict passes over
-    what it does not know).
+    reference: with --kl {name: weight} after SFT, kept in optimizer.pt (load_state_dict ignores
+    entries that it does not know).
 
-    A kill at any moment leaves a whole checkpoint. So does a disk that is full or read-only: that
-    raises OSError.
+    A kill at any moment leaves a whole checkpoint. So does a full or read-only disk, which raises
+    OSError.
     """
     new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
     shutil.rmtree(new, ignore_errors=True)
@@ -277,25 +278,25 @@ def save_checkpoint(
         if policy.lora_rank:
             # Embeddings are frozen; the default, "auto", would ask the hub about them.
             policy.model.save_pretrained(new, save_embedding_layers=False)
-        else:  # names as in memory: the hub's, one per expert, would have to be fused to be loaded
+        else:  # names as in memory: with the hub's, one per expert, loading would have to fuse them
             policy.model.save_pretrained(new, save_original_format=False, max_shard_size="1TB")
-            policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
+            policy.tokenizer.save_pretrained(new)  # so that the folder is a complete model
         moments = optimizer.state_dict() if optimizer else {}
         torch.save(moments | {"reference": reference}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
         (new / "checksum").write_text(checksum(new), encoding="utf-8")
         readable(new, "checksum")
-        # The logs first: after a power cut no checkpoint is newer than its lines.
+        # The logs first, so that after a power cut no checkpoint is newer than its lines.
         for path in (*folder.parent.glob("*.jsonl"), *new.iterdir(), new):
             flush(path)
     except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(new, ignore_errors=True)  # half a checkpoint is no use, and takes room
+        shutil.rmtree(new, ignore_errors=True)  # half a checkpoint is useless, and takes space
         if isinstance(error, OSError) and error.errno:
             raise
         # safetensors and torch.save report a full disk as SafetensorError and RuntimeError.
         raise OSError(
             errno.EIO,
-            f"the checkpoint could not be written ({type(error).__name__}), is the disk full?",
+            f"the checkpoint could not be written ({type(error).__name__}); is the disk full?",
             str(folder),
         ) from error
     if folder.exists():
@@ -305,7 +306,7 @@ def save_checkpoint(
 
 
 def is_whole(folder: Path) -> bool:
-    """Does a checkpoint hold what its checksum says?"""
+    """Do a checkpoint's files match its checksum?"""
     try:
         return checksum(folder).encode() == (folder / "checksum").read_bytes()
     except OSError:  # no checksum file, or one of its files cannot be read
@@ -323,7 +324,7 @@ def find_checkpoint(folder: Path) -> Path | None:
             return place
         print(f"{place} is damaged (its checksum does not match); looking for the one before it")
     if places:
-        raise SystemExit(f"{folder}: no checkpoint is whole; start again or restore it")
+        raise SystemExit(f"{folder}: every checkpoint is damaged; restore one, or start again")
     return None
 
 
@@ -331,21 +332,21 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer=None) -> tuple[dict,
     """Load the saved weights into `policy` and the moments into `optimizer`.
 
     Returns (the reference of --kl if there is an optimizer, the state), as they were saved.
-    SystemExit with a one-sentence message if the files are not those of such a policy.
+    SystemExit with a one-sentence message if the files do not fit the policy.
     """
     reference = {}
     try:
         load_weights(folder, policy)
         state = read(folder / "state.json")
         if optimizer:
-            # A pickle can run any program; this reads tensors and plain values only.
+            # A pickle can run any program; weights_only reads only tensors and plain values.
             saved = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
             for was, now in zip(saved["param_groups"], optimizer.param_groups):
-                was["fused"] = now["fused"]  # of this device, and not of the one it was saved on
+                was["fused"] = now["fused"]  # this device's, not that of the one it was saved on
             optimizer.load_state_dict(saved)
             kept = saved["reference"] or {}
             reference = {name: weight.to(policy.device) for name, weight in kept.items()}
-    except Exception as error:  # bytes that are no pickle raise anything
+    except Exception as error:  # bytes that are not a pickle may raise anything
         if out_of_memory(error):
             raise
         reason = printable(" ".join(str(error).split()))[:200]
@@ -357,16 +358,16 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer=None) -> tuple[dict,
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
-    """Every weight that learns, exactly. An error if one is missing, or one is not the policy's."""
+    """Load exactly the weights that learn. An error if one is missing, or is not the policy's."""
     if not policy.lora_rank:
-        load_model(policy.model, folder / "model.safetensors")  # a tied head is one weight to it
+        load_model(policy.model, folder / "model.safetensors")  # to it a tied head is one weight
         return
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     adapter = load_file(folder / "adapter_model.safetensors")
     own = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
     alone = own.keys() ^ adapter.keys()
-    if alone:  # peft would pass them over without a word
+    if alone:  # peft would skip them silently
         one = min(alone)[:100]
         raise ValueError(f"{len(alone)} weights are only in it or in the policy, {one!a} for one")
     set_peft_model_state_dict(policy.model, adapter)

@@ -1,12 +1,12 @@
 """Other people's code in our loop, and errors as one sentence.
 
-An environment is somebody's code. If it raises, exits, gives no answer within a minute, or answers
-with something of the wrong type, that costs its own episode and not a run of days: `Guarded` wraps
-it, asks each answer whether it is what ANSWERS says, and turns every failure into
-rollout.EnvironmentFailed with what happened and where, in one line. `preflight` plays it through
-the same wrapper before a model is loaded, and there a failure ends the command.
+An environment may be anybody's code. If it raises, exits, does not answer within a minute, or
+returns something of the wrong type, that costs one episode and not a run of days: `Guarded` wraps
+it, checks each answer against ANSWERS, and turns every failure into rollout.EnvironmentFailed, with
+one line that says what happened and where. `preflight` plays the environment through the same
+wrapper before a model is loaded; there a failure ends the command.
 
-Whatever is known to go wrong with a run ends it with one sentence and no traceback: `one_sentence`.
+A known failure ends a run with one sentence and no traceback: `one_sentence`.
 
 Run me: `python -m bookkeeping.guard` calls an environment that hangs.
 """
@@ -43,16 +43,16 @@ from settings import (
     task_seeds,
 )
 
-# What a call of an environment may end with. A policy that writes exit() where replies are executed
-# would end the run with it; Ctrl-C still does.
+# What a call of an environment may raise. If an environment executes replies, a policy that writes
+# exit() must not end the run; Ctrl-C still does.
 ENDS = (Exception, Hung, SystemExit, CancelledError)
-# For one call of an environment; one that needs more (a judge over the network) sets `seconds` on
-# itself.
+# For one call of an environment. An environment that needs more (a judge over the network) has its
+# own attribute `seconds`.
 ENV_SECONDS = 60.0
-MOST_TURNS = 100  # of an episode that preflight plays
-ROLES = ("system", "user", "assistant", "tool")  # templates leave messages of others out
+MOST_TURNS = 100  # in an episode that preflight plays
+ROLES = ("system", "user", "assistant", "tool")  # templates leave out messages with other roles
 
-# Columns of the logs: an entry of a score with such a name would take their place.
+# Columns of the logs: an entry of a score with such a name would overwrite them.
 TAKEN = {*COLUMNS, *(f"seconds_{part}" for part in SECONDS)} | {
     "update", "stage", "tasks", "trained", "missing", "level", "n", "errors", "reply_tokens",
     "reward_low", "reward_high", "exact_reward", "deviation",
@@ -66,12 +66,12 @@ def messages_of(found) -> list[dict]:
     if not (found and isinstance(found, list) and {m["role"] for m in found} <= {*ROLES}):
         raise ValueError
     text_of("".join(m["content"] for m in found))
-    json.dumps(found)  # episodes.jsonl keeps them, and what else a message may hold
+    json.dumps(found)  # episodes.jsonl keeps them, with everything else that a message holds
     return found
 
 
 def text_of(found) -> str:
-    """A str of whole characters: half of a surrogate pair is none, and no tokenizer takes it."""
+    """A str of whole characters: half of a surrogate pair is not one, and breaks tokenizers."""
     str.encode(found)
     return found
 
@@ -91,7 +91,7 @@ def numbers_of(found) -> dict[str, float]:
     return marks
 
 
-ANSWERS = {  # method: (reads an answer, and raises if it is none; what is said of one)
+ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answer should be)
     "reset": (
         messages_of,
         'a list of messages that JSON can write, such as {"role": "user", "content": "1 + 1?"}, '
@@ -110,7 +110,7 @@ ANSWERS = {  # method: (reads an answer, and raises if it is none; what is said 
 
 
 class Guarded:
-    """An environment whose methods raise nothing but `failure`: one line of what and where."""
+    """An environment whose methods raise only `failure`, with one line that says what and where."""
 
     def __init__(self, env, failure: type = EnvironmentFailed):
         self.env, self.failure = env, failure
@@ -132,7 +132,7 @@ class Guarded:
         except Exception:
             if isinstance(found, dict) and (taken := TAKEN & found.keys()):
                 right = f"a dict without {min(taken)!r}, which is a column of the logs: rename it"
-            said = f"{place(self.env, method)} returned {shown(found)}, and not {right}"
+            said = f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
             raise self.failure(said) from None
 
 
@@ -142,10 +142,10 @@ def guarded(make_env: Callable, *given) -> Guarded:
 
 
 def told(error: BaseException) -> str:
-    """What happened and where, in one line that is safe to print (a reply may stand in it)."""
+    """What happened and where, in one line that is safe to print (it may quote a reply)."""
     frames = traceback.extract_tb(error.__traceback__)
     frames = [f for f in frames if f.filename not in (__file__, machine.__file__)]
-    # The environment's own frames, not those of what it calls.
+    # The environment's own frames, not those of the code it calls.
     own = [f for f in frames if f.filename == frames[0].filename]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {printable(' '.join(str(error).split())[:300])}{where}"
@@ -165,7 +165,7 @@ def shown(value) -> str:
 
 
 def preflight(cfg) -> None:
-    """Try out an environment that is not ours. ValueError says what is wrong with it, and where."""
+    """Try out an environment that is not ours. ValueError says what is wrong, and where."""
     page = {"yours": "docs/fork.md", "known": "docs/tasks.md"}.get(kind(cfg.env))
     if page is None:
         return
@@ -182,9 +182,9 @@ def preflight(cfg) -> None:
 def check_environment(new_env: Callable, expert: bool, promote) -> None:
     """Play a task of each range of seeds, with the expert and with empty replies.
 
-    new_env() -> an environment; expert: is there one to learn from? promote: by what a curriculum
-    goes up, or None. ValueError if an answer is of the wrong type, a seed is not a task, or the
-    expert earns no more than silence.
+    new_env() -> an environment; expert: does SFT learn from one? promote: the rule by which a
+    curriculum climbs, or None. ValueError if an answer has the wrong type, a seed does not
+    determine the task, or the expert earns no more than an empty reply.
     """
 
     def play(seed: int, reply: Callable, most=MOST_TURNS) -> tuple[dict[str, float], bool]:
@@ -205,16 +205,16 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
     empty = sum(score["reward"] for score in silent) / 4
     right = sum(score["reward"] for score, _ in shown_how) / 4
     for wrong, why in (
-        (not isinstance(env.think, bool), f"think is {shown(env.think)}, and not True or False"),
+        (not isinstance(env.think, bool), f"think is {shown(env.think)}; give True or False"),
         (
             not isinstance(env.tools, list | None),
-            f"tools is {shown(env.tools)}, and not None or a list of JSON schemas",
+            f"tools is {shown(env.tools)}; give None or a list of JSON schemas",
         ),
         (openings != [env.reset(s) for s in seeds], f"{reset} gave two openings for one seed"),
         (openings == openings[:1] * 4, f"{reset} gave the same opening for every seed"),
         (
             not all(done for _, done in shown_how),
-            f"{step} did not end an episode of the expert in {MOST_TURNS} turns",
+            f"{step} did not end the expert's episode within {MOST_TURNS} turns",
         ),
         (
             expert and right <= empty,
@@ -228,7 +228,7 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
                 and promote[0] in silent[0]
                 and isinstance(promote[-1], int | float)
             ),
-            f"promote is {shown(promote)}; it is a measure and how high its mean has to be, as in "
+            f"promote is {shown(promote)}; give a measure and the mean to reach, as in "
             f'("reward", 0.75); the score has {", ".join(silent[0])}',
         ),
     ):
@@ -237,15 +237,15 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
 
 
 def other_opening(policy, cfg) -> dict[str, str]:
-    """{"template": sentence} if RL's prompt of a task is not that of its demonstration, else {}.
+    """{"template": sentence} if a task's prompt in RL differs from the one in SFT, else {}.
 
-    The cause is most often another chat template. Without an expert there is nothing to compare.
+    The most frequent cause is another chat template. Without an expert there is nothing to compare.
     """
     env, seed = guarded(make_env, cfg, cfg.difficulty), task_seeds(cfg, 0)[0]
     try:
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
         demonstration = sft.expert_episode(policy, env, seed).token_ids
-    except Exception:  # somebody's code, which may have no expert
+    except Exception:  # the code may be anybody's, and may have no expert
         return {}
     if demonstration[: len(prompt)] == prompt:
         return {}
@@ -262,13 +262,13 @@ def other_opening(policy, cfg) -> dict[str, str]:
 
 
 def with_place(error: Exception) -> str:
-    """Our own sentence; Python's does not say where it was, so its file and line are added."""
+    """Our own sentence as it is; to Python's, file and line are added, which it does not have."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = (last.line or "").startswith("raise")
     return str(error) if ours else f"{error} ({last.filename}:{last.lineno})"
 
 
-# (is it this?, what went wrong, what to do if there is a checkpoint, and if there is none)
+# (is it this one?, what went wrong, what to do with a checkpoint, and without one)
 KNOWN = (
     (lambda error: isinstance(error, ValueError | CannotGoOn), with_place, "", ""),
     (
@@ -281,30 +281,30 @@ KNOWN = (
     (
         lambda error: isinstance(error, FloatingPointError),
         lambda error: f"training stopped: {error}",
-        "; the last good checkpoint is kept for --eval-only, start a run with a lower --lr",
-        "; nothing was saved yet, start again with a lower --sft-lr",
+        "; the last good checkpoint is kept for --eval-only; start a new run with a lower --lr",
+        "; nothing was saved yet; start again with a lower --sft-lr",
     ),
     (
         lambda error: isinstance(error, OSError) and error.errno is not None,
         lambda error: f"{error.strerror}: {error.filename or 'writing the run folder'}",
-        "; the last checkpoint is kept, make room or mend the path, then --resume",
-        "; nothing was saved yet, make room or mend the path, then start again",
+        "; the last checkpoint is kept; free some space or fix the path, then --resume",
+        "; nothing was saved yet; free some space or fix the path, then start again",
     ),
 )
 
 
 @contextmanager
 def one_sentence():
-    """Whatever is known to go wrong with a run leaves as SystemExit with one sentence.
+    """Turn known failures of a run into SystemExit with one sentence.
 
-    It speaks of a checkpoint only if there is one.
+    The sentence mentions a checkpoint only if there is one.
     """
     folder.own.clear()
     try:
         yield
     except KeyboardInterrupt:
         print(f"\nstopped at once{folder.how_to_go_on()}", file=sys.stderr)
-        raise SystemExit(130) from None  # as a shell counts Ctrl-C
+        raise SystemExit(130) from None  # the exit status of Ctrl-C in a shell
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         for fits, what, if_kept, if_none in KNOWN:
             if fits(error):

@@ -1,19 +1,19 @@
-"""Reading a log of another trainer, whatever it is: a file or a folder becomes lines like ours.
+"""Read the log of another trainer, a file or a folder, into lines like ours.
 
     trainer_state.json      TRL and Unsloth (transformers' Trainer); the longest of a run's
     console text            TRL, Unsloth, ms-swift, verl, prime-rl; of 2025 and of today, with
-                            colours, progress bars, or rows that somebody broke when pasting
+                            colours, progress bars, or rows that were broken when pasted
     *.jsonl                 verl's file logger, prime-rl's metrics.jsonl, ms-swift's logging.jsonl
     *.csv, *.tsv, tables    wandb's export of a chart or of a run; a table copied from a notebook,
                             or the notebook with it (.ipynb, or exported: .html, .md)
 
-Which of them a file is, is told by what is in it: every reader tries, and the one that finds most
-rows wins. A row counts only if it has names that a framework logs (NAMES), so a dict that a
-console prints for another reason is no row. The step is the log's own; rows without one are
-counted, and where their epoch goes back (a resume), the count goes back with it.
+The contents decide which kind a file is: every reader tries, and the one that finds most rows
+wins. A row counts only if it has names that a framework logs (NAMES), so a dict that a console
+prints for another reason is not a row. The step is the log's own. Rows without one are numbered,
+and if their epoch goes back (a resume), the number goes back with it.
 
-A log is data: nothing in it is executed, and no path in it is followed. What is no log, or has more
-than MOST_BYTES, is a ValueError of one sentence.
+A log is data: nothing in it is executed, and no path in it is followed. A file that is not a log,
+or has more than MOST_BYTES, raises a ValueError of one sentence.
 
 Run me: `python -m bookkeeping.logs` reads two made-up rows.
 """
@@ -36,10 +36,10 @@ KINDS = ("trainer_state.json", "metrics.jsonl", ".jsonl", ".csv", ".tsv", ".log"
 
 TRL, VERL, PRIME = "TRL", "verl", "prime-rl"
 
-# {framework: {their name, a regular expression: ours}}; where two of theirs become one of ours, the
-# upper one is read. Ours are those of metrics.jsonl, or are explained where doctor.py reads them.
-# Read in the sources of TRL 0.14 to 1.16 and transformers 5.19 (Unsloth and ms-swift write TRL's
-# columns), verl of 2025 and 0.10.0.dev, prime-rl of 2025 and 0.8.0.
+# {framework: {their name, a regular expression: our name}}. If two of theirs become one of ours,
+# the upper one is read. Our names are those of metrics.jsonl, or are explained where doctor.py
+# reads them. Taken from the sources of TRL 0.14 to 1.16 and transformers 5.19 (Unsloth and ms-swift
+# write TRL's columns), verl of 2025 and 0.10.0.dev, prime-rl of 2025 and 0.8.0.
 NAMES = {
     TRL: {
         "loss|Training Loss": "loss",  # the latter in a notebook
@@ -115,7 +115,7 @@ NAMES = {
     },
 }
 
-# {framework: {our column: what to set, so that it is logged}}
+# {framework: {our column: what to set so that it is logged}}
 UNLOGGED = {
     TRL: {
         "mismatch": "use_vllm=True with vllm_importance_sampling_correction=True",
@@ -146,11 +146,11 @@ Row = dict[str, float]
 
 @dataclass
 class Log:
-    """What was read. lines: {our column: a number, "update": the step}, in the order of the run."""
+    """A log as read. lines: {our column: a number, "update": the step}, in the order of the run."""
 
     framework: str
     lines: list[Row]
-    theirs: dict[str, str]  # our column, if it ever was a finite number -> its name in this log
+    theirs: dict[str, str]  # our column, if it ever was finite -> its name in this log
     notes: list[str]
     files: list[str] = field(default_factory=list)
     evals: list[dict] = field(default_factory=list)  # of a run of ours
@@ -174,7 +174,7 @@ def ours(framework: str, name: str) -> tuple[int, str] | None:
 
 
 def choose(folder: Path) -> list[Path]:
-    """The files of one run in a folder, of the best kind that is there."""
+    """The files of one run in a folder, of the best kind there is."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for kind in KINDS:
         logs = [p for p in found if kind in (p.name, p.suffix) and p.name != "requirements.txt"]
@@ -188,7 +188,7 @@ def choose(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> Log:
-    """The log of a file or folder. ValueError of one sentence if there is none."""
+    """The log in a file or folder. ValueError of one sentence if there is none."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder; check the path")
     files = choose(path) if path.is_dir() else [path]
@@ -212,7 +212,7 @@ def read(path: Path) -> Log:
 
 # ------------------------------------------------------------------------------------------- rows
 
-FLAT = re.compile(r"\{[^{}]{2,100000}\}")  # across lines: people break long rows when they paste
+FLAT = re.compile(r"\{[^{}]{2,100000}\}")  # across lines: pasting breaks long rows
 # 'name': 0.5, "name": "0.5" (newer transformers quote numbers), 'name': np.float64(0.5)
 PAIR = re.compile(
     r"""['"]([^'"]{1,200})['"]\s*:\s*(?:np\.float(?:32|64)\()?['"]?([^,'"{}()\s]{1,60})"""
@@ -225,20 +225,20 @@ PAIR = re.compile(
 STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)?\s+[-|]")
 # Detected 97/128 rollouts (gibberish=2, zero_advantage=95), enforced 95   (before the step's row)
 FILTERED = re.compile(r"Detected \d+/([1-9]\d{0,8}) rollouts \([^()\n]*zero_advantage=(\d{1,9})")
-BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into lines
+BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into several lines
 SHOWN = re.compile(
-    r"(.{1,200}?)(?:: ?| )(?:np\.\w+\(|\d+/\d+ \()?"  # a share is that in the brackets
+    r"(.{1,200}?)(?:: ?| )(?:np\.\w+\(|\d+/\d+ \()?"  # a share is the one in the brackets
     r"([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)\"\\]|$)"
 )
-ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
+ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and maybe not 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
-BESIDES = {*STEPS, "epoch", "planned", "rounded"}  # what is in a row and no metric
+BESIDES = {*STEPS, "epoch", "planned", "rounded"}  # entries of a row that are not metrics
 
 
 def row_of(pairs) -> Row:
-    """[(name, number as text)] -> {name: number}, of names that somebody logs, and its "step".
+    """[(name, number as text)] -> {name: number} for names that a framework logs, and "step".
 
-    "rounded" says that a rate or a norm was left out, because it is printed as 0.000.
+    "rounded" says that a rate or a norm was left out because it is printed as 0.000.
     """
     row: Row = {}
     for name, text in pairs:
@@ -249,7 +249,7 @@ def row_of(pairs) -> Row:
             name = "rounded"
         with suppress(ValueError):
             number = float(text.partition("/")[0])  # ms-swift's step is "5/3766"
-            if name == "Trainable" and number == 1:  # in June 2026: that none was filtered
+            if name == "Trainable" and number == 1:  # in June 2026 it means that none was filtered
                 continue
             row[name] = 1 - number if name.endswith("reward_zero_std") else number
     step = [row[name] for name in STEPS if name in row]
@@ -257,7 +257,7 @@ def row_of(pairs) -> Row:
 
 
 def table_rows(text: str) -> Iterator[Row]:
-    """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX; of several runs, the first.
+    """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX; the first of several runs.
 
     A notebook's: Step | Training Loss | reward | completions / clipped_ratio
     """
@@ -283,7 +283,7 @@ def html_rows(text: str) -> Iterator[Row]:
 def console_rows(text: str) -> Iterator[Row]:
     """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}
 
-    A name's first number counts: prime-rl goes on with those of each environment.
+    A name's first number counts: prime-rl goes on with each environment's.
     """
     before, *found = STEP.split(joined(text))
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
@@ -299,11 +299,11 @@ def console_rows(text: str) -> Iterator[Row]:
 
 
 def joined(text: str) -> str:
-    """A console's text without the ends of lines that a terminal put into its rows.
+    """A console's text without the line ends that a terminal put into its rows.
 
-    It breaks them at its width, also within a name or a number. So a line goes on in the next if
-    it is as long as the longest, of which there are several; but no row begins within another. If
-    rows go on in a line of the same length, that is the width: longer lines came from elsewhere.
+    A terminal breaks rows at its width, even within a name or a number. So a line continues in the
+    next one if it is as long as the longest, and several are; but no row begins within another. If
+    rows continue in lines of their own length, that is the width: longer lines came from elsewhere.
     """
     lines = text.split("\n")
     alike = ((a, b) for a, b in pairwise(lines) if len(a) == len(b))
@@ -319,10 +319,11 @@ def joined(text: str) -> str:
 
 
 def dict_rows(text: str) -> Iterator[Row]:
-    """JSON, one object per line or trainer_state.json; the dicts that the Trainer prints.
+    """JSON, one object per line or trainer_state.json; or the dicts that the Trainer prints.
 
-    Other dicts stand there, too. So one counts with a step, an epoch or three names that somebody
-    logs; and with an epoch, if any of them has one. A file that was cut off gives those it has.
+    There may be other dicts, too. So a dict counts if it has a step, an epoch, or three names that
+    a framework logs; and if any has an epoch, it needs one. A file that was cut off gives the rows
+    it has.
     """
     entries = FLAT.findall(re.sub(r'"data": ?\{', "", text))  # verl's are one level down
     rows = [row_of(PAIR.findall(entry.replace("\n", ""))) for entry in entries]
@@ -331,7 +332,7 @@ def dict_rows(text: str) -> Iterator[Row]:
 
 
 def rows_of(text: str) -> list[Row]:
-    """By the reader that finds most of them."""
+    """The rows, from the reader that finds most."""
     found = [
         [row for row in reader(text) if row.keys() - BESIDES]
         for reader in (dict_rows, table_rows, html_rows, console_rows)
@@ -343,9 +344,9 @@ def rows_of(text: str) -> list[Row]:
 
 
 def counted(rows: list[Row]) -> list[Row]:
-    """Rows without a step of their own are counted, evaluations beside them.
+    """Number the rows that have no step; an evaluation gets the step of the row before it.
 
-    If the epoch goes back, the run was resumed there: the count goes back to that epoch's step.
+    If the epoch goes back, the run was resumed there: the number goes back to that epoch's step.
     """
     epochs: list[float] = []  # of the rows counted so far
     for row in rows:
@@ -364,9 +365,9 @@ def counted(rows: list[Row]) -> list[Row]:
 
 
 def collect(rows: list[Row]) -> Log:
-    """Rows in their order -> one Log under our names. Rows of one step are joined.
+    """Rows in order -> one Log under our names. Rows of one step are joined.
 
-    The one reward function that counts right answers, by its name, is the column "goal".
+    If one reward function, by its name, counts right answers, it becomes the column "goal".
     """
     names = dict.fromkeys(name for row in rows for name in row)
     framework = max(NAMES, key=lambda one: sum(ours(one, name) is not None for name in names))
@@ -376,7 +377,7 @@ def collect(rows: list[Row]) -> Log:
     goals = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
     if len(goals) == 1 and len(parts) > 1:
         theirs["goal"] = theirs[goals[0]]
-    # TRL's AsyncGRPOTrainer has no reference, but a sampler that lags behind.
+    # TRL's AsyncGRPOTrainer has no reference model, but a sampler that lags behind.
     lags = framework == TRL and {"ratio", "kl"} <= names.keys()
     if lags:
         del theirs["kl_ref"]
@@ -393,7 +394,7 @@ def collect(rows: list[Row]) -> Log:
     if any("rounded" in row for row in rows):
         notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")
     logged = {name for line in lines for name, value in line.items() if math.isfinite(value)}
-    gaps = {  # of loss, norm and reward they are a finding of the doctor's
+    gaps = {  # in loss, norm and reward they are a finding of the doctor
         name: sum(not math.isfinite(line.get(mine, 0.0)) for line in lines)
         for mine, name in theirs.items()
         if mine in logged - {"loss", "grad_norm", "critic", "reward"}
@@ -408,10 +409,10 @@ def collect(rows: list[Row]) -> Log:
 
 
 def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
-    """(the lines of the last run in a log, each step's joined; notes).
+    """(the lines of the last run in a log, those of each step joined; notes).
 
-    If the steps go back, the run was resumed: what follows stands behind what was there, and
-    nothing is overwritten. If they go back to the first one, another run begins.
+    If the steps go back, the run was resumed: later lines are appended, and nothing is overwritten.
+    If they go back to the first one, another run begins.
     """
     run: list[Row] = []
     at: dict[int, Row] = {}  # {step: its line}, since the last resume

@@ -1,8 +1,8 @@
-"""Is it a model that can be trained in a chat, and is it safe to load? Said in one sentence.
+"""Can this model be trained to chat, and is it safe to load? If not, one sentence says why.
 
-A folder may come from anywhere. What is loaded is safetensors, without code of the model's own; and
-a model needs a chat template, an end-of-turn token, and a tokenizer that can write replies. The end
-of the file says on which device it runs, and in which number format.
+A folder may come from anywhere. Only safetensors are loaded, and none of the model's own code. A
+model needs a chat template, an end-of-turn token, and a tokenizer that can write replies. The end
+of the file chooses the device it runs on, and the number format.
 
 Run me: `python -m bookkeeping.pretrained` loads pico_base and says how it ends a turn.
 """
@@ -23,13 +23,13 @@ def load_checked(name: str, device: str, frozen: bool) -> tuple:
 
     frozen: its weights will not learn. They are then bfloat16 if the device has it and the model is
     not small, else float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits. ValueError if it is
-    no model for chatting, SystemExit if there is no such device.
+    not a chat model, SystemExit if there is no such device.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     on = pick_device(device)
     narrow = frozen and in_bfloat16(on)
-    ours = name.startswith(("runs/", "models/"))  # mistyped: nobody's name on the hub
+    ours = name.startswith(("runs/", "models/"))  # if not there, mistyped: not a hub id
     if not Path(name).exists() and (ours or name.count("/") != 1):
         raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
     safe = {"trust_remote_code": False}
@@ -46,22 +46,22 @@ def load_checked(name: str, device: str, frozen: bool) -> tuple:
         ) from None
     stop_ids = find_stops(tokenizer, lm)
     check_tokenizer(tokenizer, lm)
-    # cuDNN plans attention anew for each shape, and every batch of ours has another. It has also
-    # read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
+    # cuDNN plans attention anew for each shape, and each of our batches has another. It has also
+    # misread masks without an error (pytorch#191612). torch's other kernels stay on.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return tokenizer, lm, stop_ids, pick_device(device, lm.num_parameters())
 
 
 def refuse_pickles(folder: Path) -> None:
-    """ValueError if a folder's index or config leads to code, or to weights in another format.
+    """ValueError if a folder's index or config points to code, or to weights in another format.
 
-    transformers' use_safetensors is not enough: it looks at the name of one file only.
+    transformers' use_safetensors is not enough: it checks the name of one file only.
     """
     files = [folder / name for name in ("model.safetensors.index.json", "config.json")]
     index, config = (json.loads(f.read_bytes()) if f.exists() else {} for f in files)
     named = config.get("transformers_weights") or "model.safetensors"
     for file in {str(f) for f in (named, *index.get("weight_map", {}).values())}:
-        elsewhere = any(c in file for c in "/\\:")  # Windows knows three ways into another folder
+        elsewhere = any(c in file for c in "/\\:")  # Windows has three ways into another folder
         if elsewhere or not file.endswith((".safetensors", ".safetensors.index.json")):
             raise ValueError(
                 f"its weights are said to be in {file}, and only safetensors beside the config are "
@@ -87,7 +87,7 @@ def find_stops(tokenizer, lm: torch.nn.Module) -> frozenset[int]:
 def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
     """ValueError if it cannot write replies, has tokens that the model lacks, or a bad template."""
     probe = 'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
-    probe += "Mary Ann O'Neil // new name! 456789"  # what replies in our environments are made of
+    probe += "Mary Ann O'Neil // new name! 456789"  # the characters of replies in our environments
     ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=False)
     if "".join(back.split()) != "".join(probe.split()):  # good tokenizers may differ in spaces
@@ -119,7 +119,7 @@ def first_line(error: Exception) -> str:
 
 # ----------------------------------------------------------------------------------------- devices
 
-FOR_MPS = 50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+FOR_MPS = 50e6  # parameters from which a Mac's GPU is used: a guess, not measured
 
 
 def pick_device(device: str, n_parameters: float = 0) -> str:
@@ -143,9 +143,9 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     return device
 
 
-# Parameters up to which a model computes in float32 on every card. GRPO brought SmolLM2 (135M) 14
-# points on an H100 in float32, as on a CPU, and 3 to 6 trained in bfloat16 (results/card.json); in
-# no more time. 200M is a guess from that one model.
+# Parameters up to which a model computes in float32 on every card. GRPO gained SmolLM2 (135M) 14
+# points on an H100 in float32, as on a CPU, and 3 to 6 in bfloat16 (results/card.json); float32
+# took no more time. 200M is a guess from that one model.
 SMALL = 200e6
 
 

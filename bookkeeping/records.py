@@ -1,13 +1,13 @@
 """The files of a run: how they are written, and how they are read again, whoever wrote them.
 
 A run folder may come from anywhere: a colleague, the hub, a disk that was full. So its contents are
-data and nothing else. A line that cannot be read is named, with its file. Text is made safe to
-print and to put into Markdown. And a command that meets something no run writes ends with one
-sentence and no traceback. Nothing here needs torch: a report can be made on a machine where the run
-could not run.
+data and nothing else. If a line cannot be read, the error names it and its file. Text is made safe
+to print and to put into Markdown. And a command that meets something that no run writes ends with
+one sentence and no traceback. Nothing here needs torch: a report can be made on a machine where the
+run could not run.
 
 episodes.jsonl keeps episodes for a person to read in report.html: whole groups, each sampled token
-with its log-prob and with how much likelier the update that followed has made it.
+with its log-prob, and with how much likelier the next update made it.
 
 Run me: `python -m bookkeeping.records` cleans a hostile name, and writes and reads a line.
 """
@@ -20,16 +20,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-# Episodes to read may take so many bytes: a run of days would save gigabytes that nobody reads.
+# Saved episodes may take so many bytes: a run of days would save gigabytes that nobody reads.
 MOST_BYTES = 64 * 2**20
 WINDOWS = os.name == "nt"
 
-# What code raises that meets a record no run has written.
+# What code may raise when it reads a record that no run has written.
 NOT_OURS = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 
 def an_object(text: bytes, place: str) -> dict:
-    """The JSON object that stands at a place; ValueError names the place if there is none.
+    """The JSON object in `text`; ValueError names the place if there is none.
 
     NaN, which a browser cannot read, becomes None.
     """
@@ -45,7 +45,7 @@ def an_object(text: bytes, place: str) -> dict:
 
 
 def read(path: Path) -> dict:
-    """config.json or summary.json as it is."""
+    """config.json or summary.json, as it is."""
     return an_object(path.read_bytes(), str(path))
 
 
@@ -55,9 +55,9 @@ def record(path: Path) -> dict:
 
 
 def lines(path: Path) -> list[dict]:
-    """A .jsonl file of a run; empty if there is none.
+    """The lines of a run's .jsonl file; empty if there is none.
 
-    The run may still be going, or have been killed: a last line without an end is left out.
+    The run may still be going, or have been killed: an unfinished last line is left out.
     """
     *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
     numbered = [(i, text) for i, text in enumerate(whole, 1) if text.strip()]
@@ -65,7 +65,7 @@ def lines(path: Path) -> list[dict]:
 
 
 def answered(line: dict) -> list[int]:
-    """The numbers of the tasks that a line of evals.jsonl has results of.
+    """The numbers of the tasks that a line of evals.jsonl has results for.
 
     If the environment or the endpoint failed, the line lists the task as missing.
     """
@@ -74,7 +74,7 @@ def answered(line: dict) -> list[int]:
 
 
 def same_tasks(*evals: dict) -> list[dict]:
-    """These lines of evals.jsonl, cut to the tasks that all of them have a result of."""
+    """These lines of evals.jsonl, cut to the tasks that all of them have a result for."""
     common = set.intersection(*(set(answered(e)) for e in evals))
     cut = lambda e, values: [v for i, v in zip(answered(e), values) if i in common]
     return [
@@ -87,7 +87,7 @@ def same_tasks(*evals: dict) -> list[dict]:
     ]
 
 
-# ----------------------------------------------------------------------------------- anybody's text
+# ---------------------------------------------------------------------------------- untrusted text
 
 
 def printable(text: str) -> str:
@@ -103,7 +103,7 @@ def quote(text: str) -> str:
 def clean(x):
     """Safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell.
 
-    Of a list or a dict, every text in it.
+    In a list or a dict, every text becomes safe.
     """
     if isinstance(x, str):
         text = printable(x).replace("<", "&lt;").replace("`", "'")
@@ -128,14 +128,14 @@ def foreign(folder):
 
 
 def with_exact(evals: list[dict]) -> list[dict]:
-    """Evaluations, each with `exact` if any has it: 0 where nothing is reported to be right."""
+    """Evaluations, each with `exact` if any has it: 0 if nothing is reported to be right."""
     if not any("exact" in e for e in evals):
         return evals
     return [{"exact": [0.0] * len(e["reward"])} | e for e in evals]
 
 
 def before_last_level(lines: list[dict]) -> int:
-    """How many lines of metrics.jsonl there are up to the last one of another level."""
+    """How many lines of metrics.jsonl come before the current level."""
     others = (i for i, e in enumerate(lines, 1) if e.get("level") != lines[-1].get("level"))
     return max(others, default=0)
 
@@ -144,7 +144,7 @@ def before_last_level(lines: list[dict]) -> int:
 
 
 def as_line(record: dict) -> str:
-    """A record as it stands in a .jsonl file."""
+    """A record as a line of a .jsonl file."""
     return json.dumps(record, separators=(",", ":")) + "\n"
 
 
@@ -155,7 +155,7 @@ def append(path: Path, record: dict) -> None:
 
 
 def say(folder: Path, text: str) -> None:
-    """Print a line of a run, and keep it in its train.log."""
+    """Print a line, and add it to the run's train.log."""
     tqdm.write(text)
     with open(folder / "train.log", "a", encoding="utf-8") as f:
         f.write(text + "\n")
@@ -172,10 +172,10 @@ def write_lines(path: Path, records: list[dict]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a whole text, or leave the old one as it is.
+    """Write the whole text, or leave the old file as it is.
 
-    It is on the disk before it has its name, so that a power cut leaves the old file or the new
-    one. A link in the file's place is replaced, not followed.
+    The text is on the disk before it gets its name, so that a power cut leaves either the old file
+    or the new one. A link in the file's place is replaced, not followed.
     """
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
@@ -186,7 +186,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Put a file's bytes, or a folder's names, on the disk and not only into memory."""
+    """Put a file's bytes, or a folder's names, on the disk, not only in memory."""
     if WINDOWS and path.is_dir():
         return  # there a folder cannot be opened
     handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
@@ -202,8 +202,8 @@ def save_episodes(
     """Add groups of episodes to episodes.jsonl.
 
     stage: of an evaluation. If it is "", these are groups of a training batch, with the advantages
-    [G, k] that were trained on, and ratios[g][i]: of each token that episode i of group g sampled,
-    the importance ratio after the update.
+    [G, k] that were trained on; ratios[g][i] has the importance ratio, after the update, of each
+    token that episode i of group g sampled.
     """
     for g, group in enumerate(groups):
         for i, e in enumerate(group):
@@ -241,7 +241,7 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
     """
     out = []
     numbers = iter(ratios or [])
-    tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)  # none came over an API
+    tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)  # none if played over an API
     for sampled, part in groupby(tokens, key=lambda token: token[1]):
         ids, _, logprobs = zip(*part)
         decode = policy.tokenizer.decode
@@ -259,18 +259,18 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
 
 
 def thin(path: Path, most: int = MOST_BYTES) -> None:
-    """Keep episodes.jsonl under `most` bytes: every second update in it goes, not the ends."""
+    """Keep episodes.jsonl under `most` bytes: drop every second update, but not the ends."""
     while path.exists() and path.stat().st_size > most:
         episodes = lines(path)
         updates = sorted({e["update"] for e in episodes})
         keep = {*updates[::2], updates[-1]}
         if len(keep) == len(updates):
-            return  # one or two updates that are so large
+            return  # only one or two updates, both large
         write_lines(path, [e for e in episodes if e["update"] in keep])
 
 
 def broken(groups: list[list]) -> str:
-    """What a person is told of failed episodes: how many, and the first."""
+    """The printed line about failed episodes: how many, and the first error."""
     errors = [e.error for group in groups for e in group if e.stop_reason == "error"]
     if not errors:
         return ""

@@ -1,7 +1,7 @@
-"""What cannot work is refused before anything is loaded, in one sentence that names the flag.
+"""Settings that cannot work are refused before anything is loaded, in one sentence with the flag.
 
-REFUSALS is the table: flags, when they are wrong, and why. What needs more than a line is a
-function below it. What only an environment knows (which versions swarm has) its class refuses
+REFUSALS is the table: flags, when they are wrong, and why. A check that needs more than a line is a
+function below it. What only an environment knows (which versions swarm has) its class checks
 itself, and bookkeeping/guard.py plays an episode of it.
 
 Run me: `python -m bookkeeping.refusals` shows a refusal.
@@ -35,14 +35,14 @@ from settings import (
     short,
 )
 
-MOST_THREADS = 1024  # more is a slip of the finger
+MOST_THREADS = 1024  # more is a typing error
 COUNTS = "num_tasks epochs eval_n eval_every save_every sft_examples sft_batch api_concurrency"
 FROM_ZERO = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads"
 POSITIVE = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
 
 
 def number(enough):
-    """A row's test: is a number not enough? None is chosen later, by the model's size."""
+    """A row's test: is a number not enough? None passes: it is chosen later, by model size."""
     return lambda c, x: x is not None and not enough(x)
 
 
@@ -65,7 +65,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "loss",
         lambda c, x: c.loss == "reinforce" and is_stale(c),
-        "it has no importance ratio, so nothing would correct for samples of an older policy; take "
+        "it has no importance ratio, so nothing would correct for samples of an older policy; use "
         "another loss, or --epochs 1 and --importance sequence",
     ),
     (
@@ -76,8 +76,8 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "break_",
         lambda c, x: c.break_ and leaves_the_process(c),
-        "the mistake is in this process, and in what --plain leaves out; leave out --plain, "
-        "--engine vllm and --async-rollouts",
+        "the mistake is made in this process, in code that --plain does not use; leave out "
+        "--plain, --engine vllm and --async-rollouts",
     ),
     (
         "difficulty",
@@ -92,28 +92,28 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "difficulty",
         lambda c, x: c.curriculum and x not in levels_of(c.env),
-        "a curriculum climbs to one level; choose one of the environment's, or leave it out",
+        "a curriculum climbs to one of the environment's levels; choose one, or leave it out",
     ),
     (
         "held_out",
         lambda c, x: x,  # evaluate.py takes it out of the Config of --eval-only
-        "a run looks at development tasks; use it with --eval-only",
+        "a training run uses development tasks only; use it with --eval-only",
     ),
     (
         "plain",
         lambda c, x: c.plain and c.engine == "vllm",
-        "it has a sampler of its own; leave --engine vllm out",
+        "it has its own sampler; leave out --engine vllm",
     ),
     (
-        "engine",  # vLLM would take our process group for its own
+        "engine",  # vLLM would mistake our process group for its own
         lambda c, x: x == "vllm" and parallel.world() > 1 and not c.async_rollouts,
-        "in several processes it needs one of its own beside each of them; add --async-rollouts 1 "
-        "(for a 4B also --micro-tokens 4096: 94 GiB without)",
+        "with several processes vLLM needs a second one next to each; add --async-rollouts 1 (for "
+        "a 4B model also --micro-tokens 4096: it takes 94 GiB without)",
     ),
     (
         "k",
         lambda c, x: x is not None and x < 2 and c.baseline == "group",
-        "must be at least 2, a group of one has no baseline, every advantage would be 0; or use "
+        "must be at least 2: a group of one has no baseline, so every advantage would be 0; or use "
         "--baseline batch",
     ),
     ("k", number(lambda x: x >= 1), "must be at least 1"),
@@ -140,17 +140,17 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     (
         "num_tasks",
         lambda c, x: seeds_of(c) < 1,
-        f"there are not so many tasks for {MOST_UPDATES} updates",
+        f"there are not enough tasks for {MOST_UPDATES} updates; use fewer",
     ),
     (
         "updates",
         lambda c, x: max(c.updates or 0, c.max_updates * c.until_converged) > MOST_UPDATES,
-        f"must be at most {MOST_UPDATES}, or the tasks of the next --seed would begin",
+        f"must be at most {MOST_UPDATES}; beyond it are the tasks of the next --seed",
     ),
     (
         "eval_n sft_examples",
         lambda c, x: x > most_tasks(c),
-        "there are not so many different tasks; use fewer",
+        "the environment does not have that many different tasks; use fewer",
     ),
     (
         "seed",
@@ -164,7 +164,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
 def check(cfg: Config) -> None:
     """Raise a ValueError of one sentence if a run with these settings cannot work.
 
-    Fills in what depends on the environment, and says every setting of --set once.
+    Also fills in what depends on the environment, and lists every setting of --set once.
     """
     check_env(cfg)
     fill(cfg, by_env(cfg.env))
@@ -186,28 +186,28 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
 
 
 def most_tasks(cfg: Config) -> float:
-    """How many different tasks the environment has; by default every seed has another."""
+    """How many different tasks the environment has; by default every seed is another task."""
     return getattr(make_env(cfg, cfg.difficulty), "most_tasks", None) or math.inf
 
 
 def is_stale(cfg: Config) -> bool:
-    """Are some of the samples of an older policy, with nothing but the ratio to correct it?"""
+    """Are some samples of an older policy, with only the loss's ratio to correct for it?"""
     return cfg.epochs > 1 or bool(cfg.async_rollouts and cfg.importance == "clip")
 
 
 def leaves_the_process(cfg: Config) -> bool:
-    """Would a mistake made on purpose be made where it cannot be?"""
+    """Would a mistake made on purpose have to be made where it cannot be?"""
     own = mistake(cfg.break_).get("async_rollouts", 0)
     return cfg.plain or cfg.engine == "vllm" or cfg.async_rollouts != own
 
 
 def seeds_of(cfg: Config) -> int:
-    """How many values --seed may have, before its training tasks meet those of SFT."""
+    """How many values --seed may have before training tasks run into those of SFT."""
     return (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * (cfg.num_tasks or 1))
 
 
 def check_env(cfg: Config) -> None:
-    """Refuse an environment that is not there, with what could have been meant."""
+    """Refuse an environment that does not exist, and say what there is."""
     if cfg.env.endswith(".py") and Path(cfg.env).is_file():
         text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
         classes = ", ".join(re.findall(r"^class (\w+)", text, re.M)) or "none"
@@ -218,7 +218,7 @@ def check_env(cfg: Config) -> None:
 
 
 def check_level(cfg: Config) -> None:
-    """A class of yours is trained at its last level, or at the one that was asked for."""
+    """Your own class is trained at its last level, or at the one that you type."""
     levels = levels_of(cfg.env)
     if not isinstance(levels, list | tuple) or any(type(one) not in (int, str) for one in levels):
         raise ValueError(
@@ -233,16 +233,16 @@ def check_level(cfg: Config) -> None:
 
 
 def tell_unread(cfg: Config, typed: set[str]) -> None:
-    """Name the flags that were typed, and that change nothing in this run."""
+    """Print the flags that were typed but change nothing in this run."""
     if kind(cfg.env) not in BY_ENV:
         return  # check refuses it
     useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
     if useless:
-        print(f"--env {cfg.env} does not read {', '.join(map(option, useless))}: without effect")
+        print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")
 
 
 def read_by(env: str) -> set[str]:
-    """Which of the flags that only some environments read this one does."""
+    """The flags that this environment reads, of those that only some read."""
     others = {"yours": {"difficulty", "eval_other_tiers"}, "known": {"think"}}
     if kind(env) in others:
         return others[kind(env)]

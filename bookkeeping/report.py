@@ -1,23 +1,23 @@
-"""What a run leaves for a person: summary.json, report.md, curves.png and report.html.
+"""What a run leaves for people: summary.json, report.md, curves.png and report.html.
 
 Everything is computed from the run folder alone, so a report can be written again at any time, and
-report.html while a run is still going:
+report.html even while a run is still going:
 
     python -m bookkeeping.report runs/NAME
 
     summary.json, metrics.jsonl, evals.jsonl -> collect -> one dict of facts, charts and sections
         (bookkeeping/tables.py) -> report.md, curves.png, and with episodes.jsonl report.html
 
-The observations are computed too; nobody writes one by hand. A run of swarm also gets the sections
-of bookkeeping/behaviour.py, which is loaded only then: training letters loads no swarm.
+The observations are computed too, never written by hand. A run of swarm also gets the sections of
+bookkeeping/behaviour.py, which is loaded only then: training letters loads no swarm.
 
-report.html is every curve and every token in one file that opens from disk. The page only draws;
-nothing is counted there. It needs no network: the content security policy at its top forbids it to
-load anything. What a model said is hostile text, so it is never read as HTML: every `<` is written
-as `\\u003c`, so that nothing in a reply can end the script it is stored in, and the page inserts
-text as text. It opens at once, because it parses an episode only when that is looked at: `run` has
-a short entry per episode, and `episodes` has the rest, a line of JSON each, packed (gzip, base64).
-An episode of 25 turns with the numbers of every token would otherwise be 60 kB.
+report.html is every curve and every token in one file that opens from disk. The page only draws; it
+computes nothing. It needs no network: the content security policy at its top forbids it to load
+anything. A model's text may be hostile, so it is never read as HTML: every `<` is written as
+`\\u003c`, so that nothing in a reply can end the script it is stored in, and the page inserts text
+as text. It opens at once, because it parses an episode only when you look at it: `run` has a short
+entry per episode, and `episodes` has the rest, a line of JSON each, packed (gzip, base64).
+Unpacked, an episode of 25 turns with the numbers of every token is 60 kB.
 """
 
 import base64
@@ -92,11 +92,11 @@ TRAJECTORY = (
     "mismatch",
     "off_policy_steps",
 )
-SAMPLING = ("rollout", "environment", "sync")  # what the seconds of an update go to, and "train"
+SAMPLING = ("rollout", "environment", "sync")  # where the seconds of an update go, besides "train"
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
 HEALTH = ("reply_tokens", "groups_with_signal", "entropy")  # columns with a curve of their own
-LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is told
+LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 
@@ -105,7 +105,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     """summary.json: final numbers with 95% intervals.
 
     eval: {tasks: {stage: {measure: {"mean", "low", "high", "n"}}}}. gain: GRPO over SFT on the
-    trained tasks, paired by task; an environment without exact answers (swarm) has none.
+    trained tasks, paired by task; without exact answers (swarm) there is only gain_reward.
     """
     evals = [e for e in records.lines(folder / "evals.jsonl") if e["stage"] in STAGES]
     evals = records.with_exact(evals)
@@ -138,7 +138,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
 
 def collect(folder: Path) -> tuple[dict, list[dict]]:
-    """(everything that the three pages of a run show; its episodes)"""
+    """(everything that a run's three pages show, its episodes)."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; give a run folder, such as runs/NAME")
     names = ("metrics", "evals", "episodes", "sft")
@@ -147,8 +147,8 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     known = [line for line in lines if line.get("reward") is not None]
     lines = [{k: v for k, v in line.items() if v is not None} for line in known]
     evals = records.with_exact(evals)
-    episodes.sort(key=time_of)  # an old checkpoint may have been evaluated later
-    found = [folder / name for name in ("config.json", "summary.json")]  # at the end it has both
+    episodes.sort(key=time_of)  # an old checkpoint may be evaluated later
+    found = [folder / name for name in ("config.json", "summary.json")]  # a finished run has both
     config, summary = (records.read(f) if f.exists() else {} for f in found)
     if not (summary or lines or evals or episodes):
         files = "summary.json, metrics.jsonl, evals.jsonl or episodes.jsonl"
@@ -185,7 +185,7 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
     config, machine, sft = (summary.get(name) or {} for name in ("config", "machine", "sft"))
     seconds, peak = summary.get("seconds") or {}, summary.get("peak_rss_gb")
     parts = [f"{n} {value / 60:.1f}" for n, value in seconds.items() if value and n != "total"]
-    # In turn, the trainer waits for all but itself.
+    # In turn, the trainer waits for everything but training.
     others = seconds.get("wait") or sum(seconds.get(part, 0.0) for part in SAMPLING)
     tokens = [f"{count:,} {name}" for name, count in (summary.get("tokens") or {}).items()]
     pairs = {
@@ -208,7 +208,7 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
 
 
 def headline(evals: list[dict]) -> dict:
-    """Before SFT, after SFT and the last evaluation: a row per task set, the trained one first."""
+    """Before SFT, after SFT and at the end: a row per task set, the trained one first."""
     last = max((e["update"] for e in evals), default=0)
     ends = [e for e in evals if e["stage"] in STAGES[:2] or e["update"] == last]
     moments, names = list(dict.fromkeys(map(moment, ends))), goals(evals)
@@ -222,7 +222,7 @@ def headline(evals: list[dict]) -> dict:
 
 
 def notes(summary: dict) -> list[str]:
-    """Sentences under the headline: the gain, and what the doctor warned of."""
+    """Sentences under the headline: the gain, and the doctor's warnings."""
     told, has_exact = [], "gain" in summary
     name, what = ("gain", "exact answers") if has_exact else ("gain_reward", "mean reward")
     if name in summary:
@@ -235,7 +235,7 @@ def notes(summary: dict) -> list[str]:
 
 
 def goals(evals: list[dict]) -> list[str]:
-    """What evaluations are about: exact answers, and the mean reward if it is another number."""
+    """What evaluations report: exact answers, and the mean reward if it differs from them."""
     if all(e.get("exact") == e["reward"] for e in evals):
         return ["exact"]
     return [name for name in ("exact", "reward") if name in evals[0]]
@@ -245,7 +245,7 @@ def goals(evals: list[dict]) -> list[str]:
 
 
 def evaluations(title: str, evals: list[dict]) -> list[dict]:
-    """One section: a row per evaluation and task set, a column per measure. None without any."""
+    """One section, with a row per evaluation and task set, a column per measure; or none."""
     found = dict.fromkeys(name for e in evals for name in measures(e))
     names = [*goals(evals), *(name for name in (*OVER_TIME, *own_parts(found)) if name in found)]
     cells = lambda e: [cell(name, values(e, name)) for name in names]
@@ -255,7 +255,7 @@ def evaluations(title: str, evals: list[dict]) -> list[dict]:
 
 
 def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
-    """One section, of ten blocks of updates; none without updates."""
+    """One section with ten blocks of updates; none without updates."""
     known = dict.fromkeys(key for line in lines for key in line)
     own = own_parts(dict.fromkeys(name for e in evals for name in measures(e)))
     habits = [key for key in known if key.startswith("habit_")]
@@ -271,7 +271,7 @@ def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
 
 
 def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[str]:
-    """What the data says, each sentence with its numbers."""
+    """What the data shows, each sentence with its numbers."""
     found = summary.get("warnings")
     if found is None:  # the run is still going
         seen = doctor.look_at(lines, doctor.of_run(evals, summary["config"].get("sft_steps", 0)))
@@ -299,7 +299,7 @@ def largest(lines: list[dict], name: str) -> str:
 
 
 def training_reward(lines: list[dict]) -> str:
-    """Its distribution, its present level, and whether it has settled."""
+    """Its distribution, its current level, and whether it has settled."""
     rewards, before = [line["reward"] for line in lines], records.before_last_level(lines)
     recent, at = rewards[before:], f", at level {lines[-1]['level']}" if before else ""
     now = metrics.level(metrics.present(recent))
@@ -345,12 +345,12 @@ def curves(evals: list[dict], measure: str) -> list[dict]:
 
 
 def time_of(e: dict) -> int:
-    """Its place on the axis of updates, where before SFT is -1."""
+    """The place on the axis of updates; before SFT is at -1."""
     return -1 if e["stage"] == "before" else e["update"]
 
 
 def points(lines: list[dict], name: str, low: str = "", high: str = "") -> list[list]:
-    """A column of metrics.jsonl, and those of its interval."""
+    """A column of metrics.jsonl, with those of its interval."""
     return [[line["update"], *(line.get(key) for key in (name, low, high))] for line in lines]
 
 
@@ -358,7 +358,7 @@ def points(lines: list[dict], name: str, low: str = "", high: str = "") -> list[
 
 
 def write(folder: Path) -> None:
-    """report.html, and of a finished run report.md and curves.png, from what is in the folder."""
+    """report.html, and for a finished run report.md and curves.png, from what is in the folder."""
     run, episodes = collect(folder)
     # An evaluation over an API writes its own report.md (bridges/api.py).
     if (folder / "summary.json").exists() and not run["api"]:
@@ -370,7 +370,7 @@ def write(folder: Path) -> None:
 
 
 def text(run: dict) -> str:
-    """report.md: the head, which is printed at the end of a run, the settings, the sections."""
+    """report.md: the head, which a run prints at its end, the settings, the sections."""
     lead = ["Greedy, development tasks, 95% intervals.", *run["notes"]]
     lead.append("; ".join(f"{label}: {value}" for label, value in run["facts"]))
     config = section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())])
@@ -387,7 +387,7 @@ def page(run: dict, episodes: list[dict]) -> str:
     packed = "\n".join(json.dumps(body, **compact) for body in bodies).encode()
     fill = {
         "title": html.escape(f"{run['name']}: a picoswarm run"),
-        # Content security: this script runs, and no other.
+        # Content security: only this script may run.
         "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "run": json.dumps(run | index, **compact).replace("<", "\\u003c"),
         "episodes": base64.b64encode(gzip.compress(packed, mtime=0)).decode(),  # without any '<'
@@ -400,9 +400,8 @@ def index_episodes(episodes: list[dict]) -> tuple[dict, list[dict]]:
     """({"stops", "tasks", "episodes", "ratio"}, bodies) of episodes in order of time.
 
     stops: the moments at which episodes were saved. episodes: a short entry for each. bodies: the
-    rest of it. ratio: how far the importance ratios of 99% of the tokens are from 1, in logs. Two
-    episodes are of the same task if their seed and their prompt agree: several kinds of task may
-    share their seeds.
+    rest of each. ratio: the importance ratios of 99% of the tokens are no further from 1, in logs.
+    Two episodes have the same task if seed and prompt agree: kinds of tasks may share seeds.
     """
     stops, tasks, entries, bodies = {}, {}, [], []
     for e in episodes:
@@ -424,7 +423,7 @@ def index_episodes(episodes: list[dict]) -> tuple[dict, list[dict]]:
 
 
 def title_of(seed: int | None, prompt: str) -> str:
-    """What tells a task from the others.
+    """The text that tells a task from the others.
 
     In swarm every prompt begins with the same rules: take the scenario's number and first state.
     """

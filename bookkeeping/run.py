@@ -1,9 +1,9 @@
 """A run's records: its logs, its state, its checkpoints, its signals.
 
-train.py tells it what happened (`log`, `save`, `finish`), and it writes that down, prints it, asks
-the doctor whether something looks wrong, and sends it to wandb. It holds no policy, and drives
-nothing but the level of a curriculum. If torchrun has started several processes, each has a Run,
-and only the first one's folder is kept.
+train.py reports what happened (`log`, `save`, `write_report`), and a Run writes it down, prints it,
+asks the doctor whether something looks wrong, and sends it to wandb. It holds no policy, and
+decides nothing but the level of a curriculum. If torchrun has started several processes, each has a
+Run, but only the first one's folder is kept.
 
 Run me: `python -m bookkeeping.run` prints the line of a made-up update.
 """
@@ -35,8 +35,8 @@ from fast.machine import peak_memory
 from grpo import forward
 from settings import eval_sets, levels_of, promote_of
 
-# What the line of an update prints: a column of metrics.jsonl, its title, and how it is written.
-# Without a signal nothing was trained: then there is no entropy and no ratio.
+# What is printed of an update: a column of metrics.jsonl, its title, and its format. Without a
+# signal nothing was trained, and there is no entropy and no ratio.
 PRINTED = (
     ("exact", "exact", ".2f"),
     ("payoff", "payoff", ".2f"),
@@ -51,7 +51,7 @@ PRINTED = (
 
 WANDB_EPISODES = 500  # in wandb's table; episodes.jsonl has more
 
-CLOCKS = ("total", *SECONDS, "eval", "sft")  # what a run's seconds are counted by
+CLOCKS = ("total", *SECONDS, "eval", "sft")  # the parts of a run's seconds
 
 
 @dataclass
@@ -59,24 +59,24 @@ class State:
     """What a resumed run needs besides weights, optimizer and logs: checkpoint/state.json."""
 
     update: int = 0  # updates done; the first checkpoint is after SFT
-    level: int | str | None = None  # of a curriculum, or simply the difficulty
+    level: int | str | None = None  # a curriculum's, or simply the difficulty
     sft: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=lambda: dict.fromkeys(CLOCKS, 0.0))
     tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
-    warnings: dict[str, str] = field(default_factory=dict)  # symptoms that were told (doctor.py)
+    warnings: dict[str, str] = field(default_factory=dict)  # symptoms already reported (doctor.py)
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
 
 
 @dataclass
 class Run:
     cfg: object
-    home: Path | None  # the run folder; None: it is made when everything is ready to begin
+    home: Path | None  # the run folder; None: it is made once everything is ready
     saved: Path | None  # the last checkpoint; None: not even SFT is done
     state: State
     keep: object  # the folder's lock, or the throwaway folder: released when the Run goes
-    folder: Path | None = None  # where this process writes: home, or a folder that is thrown away
-    began: float = field(default_factory=time.monotonic)  # a resumed run's: as if never stopped
-    stopping: Event = field(default_factory=Event)  # Ctrl-C or SIGTERM has come
+    folder: Path | None = None  # where this process writes: home, or a throwaway folder
+    began: float = field(default_factory=time.monotonic)  # for a resumed run, as if never stopped
+    stopping: Event = field(default_factory=Event)  # set by Ctrl-C or SIGTERM
     lines: list[dict] = field(default_factory=list)  # of metrics.jsonl
     after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
     wandb: object = None
@@ -88,7 +88,7 @@ class Run:
             self.home, self.keep = run_folder.make_folder(cfg)
         self.home = self.folder = parallel.from_first(self.home)
         run_folder.own[:] = [self.home]
-        if not first:  # what the others log nobody reads
+        if not first:  # nobody reads what the others log
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
             self.folder = Path(self.keep.name)
         if self.saved:
@@ -99,7 +99,7 @@ class Run:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         self.machine = machine(policy)
         parallel.same_weights(policy.trainable().values())
-        # What an earlier end said is not true of the weights that follow.
+        # An earlier summary is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
         self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
         hear_signals(self.stopping)
@@ -108,12 +108,12 @@ class Run:
     def go_on(self, policy, optimizer) -> None:
         """Take policy, optimizer and state from the checkpoint.
 
-        Flags do not tell two rewards apart if somebody has edited score_reply between two runs, so
-        the state keeps a hash of the environment's code; bookkeeping/compare.py asks it.
+        Flags cannot show that score_reply was edited between two runs, so the state keeps a hash of
+        the environment's code; bookkeeping/compare.py uses it.
         """
         code = self.state.code
         self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
-        state.pop("wandb_id", None)  # of older runs; the folder keeps it now
+        state.pop("wandb_id", None)  # from older runs; the folder keeps it now
         with records.foreign(self.saved):
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
@@ -129,10 +129,10 @@ class Run:
             )
 
     def refuse(self) -> None:
-        """ValueError if the run that was saved cannot go on with this config, or in this world."""
+        """ValueError if the saved run cannot continue with this config or environment."""
         cfg, state = self.cfg, self.state
         most = max(cfg.updates, cfg.max_updates if cfg.until_converged else 0)
-        # A file of rows names its tasks after its contents, and those of its scorer.
+        # The tasks of a file of rows are named after its contents, and its scorer's.
         trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
         evals = records.lines(self.home / "evals.jsonl")
         for wrong, sentence in (
@@ -162,9 +162,9 @@ class Run:
         return self.after_sft or None
 
     def log(self, groups, stats: dict, rollouts) -> None:
-        """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor.
+        """Record an update: in metrics.jsonl, in wandb, on the screen; and let the doctor see it.
 
-        stats: what the batch earned (evaluate.summarize), and what the update says of itself.
+        stats: the batch's results (evaluate.summarize), and the update's statistics.
         """
         state = self.state
         seconds = {part: rollouts.seconds[part] for part in SECONDS}
@@ -187,8 +187,8 @@ class Run:
     def rewards(self, measure: str = "reward") -> list[float]:
         """The mean of a measure in every update so far, at this level.
 
-        A harder level pays less, and that is no collapse. A batch that was sampled ahead before
-        the level was climbed is of the level below.
+        A harder level pays less, and that is no collapse. A batch that was sampled ahead, before
+        the climb, belongs to the level below.
         """
         level = self.state.level
         return [line.get(measure, 0.0) for line in self.lines if line.get("level") == level]
@@ -211,7 +211,7 @@ class Run:
         return bool(rewards) and metrics.present_trend(rewards).settled
 
     def log_sft(self, found: dict) -> None:
-        """What sft() returns: the loss of every step, and how many tokens were shown."""
+        """Record what sft() returns: each step's loss, and how many tokens were shown."""
         losses = found["losses"]
         self.state.tokens |= {"sft": found["tokens"], "trained": found["tokens"]}
         if not losses:
@@ -227,12 +227,12 @@ class Run:
                 self.wandb.log({"sft": wandb.plot.line(rows, "step", "loss", "SFT loss")}, step=0)
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
-        """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
+        """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.
 
         results: {tasks: {measure: its interval}}.
         """
         evals = records.lines(self.folder / "evals.jsonl")
-        # wandb has one row per update, and 0 is the update of both: before and after SFT.
+        # wandb has one row per update, and before and after SFT are both update 0.
         when = "eval" if evals[-1]["stage"] != "before" else "before"
         means = {
             f"{when}/{tasks}/{name}": found.mean
@@ -249,7 +249,7 @@ class Run:
                 self.wandb.log(line, step=line["update"])
 
     def tell(self, symptoms: dict[str, str]) -> None:
-        """Print each {symptom: sentence} that was not told before, and keep it in the state."""
+        """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
         told = self.state.warnings
         for name, sentence in symptoms.items():
             if name not in told:
@@ -264,7 +264,7 @@ class Run:
         self.state.seconds[part] += time.monotonic() - started
 
     def save(self, policy, optimizer, groups=None, advantages=None) -> None:
-        """A checkpoint, and two groups of the last batch to read."""
+        """Save a checkpoint, and two groups of the last batch to read."""
         update, shown = self.state.update, (groups or [])[:2]
         ratios = [[ratios_of(policy, e, self.cfg, update) for e in group] for group in shown]
         records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
@@ -274,16 +274,16 @@ class Run:
             save_checkpoint(self.saved, policy, optimizer, asdict(self.state), self.after_sft)
 
     def stop_asked(self) -> bool:
-        """Did somebody ask this run to stop (Ctrl-C, SIGTERM), in any of its processes?"""
+        """Was this run asked to stop (Ctrl-C, SIGTERM), in any of its processes?"""
         return parallel.any_rank(self.stopping.is_set())
 
     def stop_if_asked(self) -> None:
-        """SystemExit, if somebody did; what was saved before is where --resume goes on."""
+        """SystemExit if it was; --resume continues from what was saved before."""
         if self.stop_asked():
             raise SystemExit(f"stopped{run_folder.how_to_go_on()}")
 
     def write_report(self) -> Path:
-        """summary.json, the report and its pictures; returns the run folder."""
+        """Write summary.json, the report and its pictures; returns the run folder."""
         self.state.seconds["total"] = time.monotonic() - self.began
         if self.folder != self.home:
             return self.home
@@ -317,17 +317,17 @@ def open_run(cfg, typed: set[str]) -> Run:
         run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
-    levels = levels_of(cfg.env)  # loads a class of yours: one sentence if it cannot be loaded
+    levels = levels_of(cfg.env)  # loads your own class: one sentence if it cannot be loaded
     level = levels[0] if cfg.curriculum else cfg.difficulty
     return Run(cfg, home, saved, State(level=level, code=run_folder.code_hash(cfg.env)), keep)
 
 
 @torch.no_grad()
 def ratios_of(policy, e, cfg, update: int) -> list[float]:
-    """The importance ratios of an episode's sampled tokens, by the policy as it is now.
+    """The importance ratios of an episode's sampled tokens, under the current policy.
 
-    Raises FloatingPointError if the policy's log-probs are not finite any more: such weights must
-    not become a checkpoint.
+    Raises FloatingPointError if the policy's log-probs are no longer finite: such weights must not
+    become a checkpoint.
     """
     if not e.token_ids:  # the environment gave no task
         return []
@@ -339,7 +339,7 @@ def ratios_of(policy, e, cfg, update: int) -> list[float]:
 
 
 def one_line(line: dict) -> str:
-    """What is printed of an update."""
+    """The printed line of an update."""
     low, high = line["reward_low"], line["reward_high"]
     reward = f"update {line['update']:4}  reward {line['reward']:.2f} [{low:.2f}, {high:.2f}]"
     shown = [f"{title} {line[name]:{form}}" for name, title, form in PRINTED if name in line]
@@ -348,10 +348,10 @@ def one_line(line: dict) -> str:
 
 
 def hear_signals(stopping: Event) -> None:
-    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one is at once."""
+    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now."""
 
     def stop_soon(signum, frame):
-        # torchrun passes on what the terminal has sent already: under it a second one is the first.
+        # torchrun passes on what the terminal has already sent: there the second may be the first.
         if stopping.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ:
             raise KeyboardInterrupt
         stopping.set()
@@ -363,7 +363,7 @@ def hear_signals(stopping: Event) -> None:
 
 
 def machine(policy) -> dict:
-    """Where a result was obtained, and by which code: a commit, with -dirty if it was edited."""
+    """Where a result was obtained, and by which code: a commit, with -dirty if edited."""
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     commit = None
     with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
@@ -387,10 +387,11 @@ def machine(policy) -> dict:
 
 
 def open_wandb(cfg, folder: Path):
-    """wandb's run of this folder, or None. It never asks, and never stops a run.
+    """wandb's run for this folder, or None. It never asks, and never stops a run.
 
-    The folder keeps wandb's id of it, so that a resume goes on with the same curves. WANDB_PROJECT,
-    _NAME and _RUN_ID (a sweep sets it) are read here; _ENTITY, _TAGS, _NOTES and others by wandb.
+    The folder keeps wandb's id of it, so that a resumed run continues the same curves.
+    WANDB_PROJECT, _NAME and _RUN_ID (which a sweep sets) are read here; _ENTITY, _TAGS, _NOTES and
+    others by wandb.
     """
     if not cfg.wandb:
         return None
@@ -401,11 +402,11 @@ def open_wandb(cfg, folder: Path):
         kept = folder / "wandb_id"
         if not kept.exists():
             records.write_whole(kept, setting("WANDB_RUN_ID") or secrets.token_hex(4))
-        # seconds, in place of 15: an offline run that is killed keeps what led to its checkpoint
+        # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
         os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
         mode = "online" if wandb.login(prompt=False) else "offline"
         mode = setting("WANDB_MODE") or mode
-        # what is to be uploaded stays in the run folder, and not in the user's home
+        # uploads wait in the run folder, and not in the user's home
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
         if mode == "offline":
             print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
@@ -419,7 +420,7 @@ def open_wandb(cfg, folder: Path):
             config=asdict(cfg),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # wandb's own steps may be counted anew when a resumed run is synced
+        # wandb may renumber its own steps when a resumed run is synced
         run.define_metric("*", step_metric="update")
         if mode == "online":
             print(f"wandb: {run.url}")
@@ -446,7 +447,7 @@ def finish_wandb(run, folder: Path, about: dict) -> None:
 
 @contextmanager
 def may_fail():
-    """A failure is told, and does not stop the run: wandb's process may have died."""
+    """Print a failure, and let the run go on: wandb's process may have died."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Cells, tables and charts, for the report, the behaviour tables and the comparison alike.
+"""Cells, tables and charts for the report, the behaviour tables and the comparison.
 
     a line of evals.jsonl {"reward": [n], "format": [n], …} -> averages with intervals -> cells
     section: title, sentences, head, rows -> Markdown here, a table on the page
@@ -69,7 +69,7 @@ DIGITS = {
     "extra_calls": 2,
     "self_proposal_errors": 2,
 }
-# Entries of our environments' scores that have their places in the report, or are left out of it.
+# Entries of our environments' scores that have a place in the report, or are left out of it.
 OURS = (
     *NAMES,
     "exact",
@@ -101,7 +101,7 @@ STYLE = {  # of curves.png
 
 
 def own_parts(names) -> list[str]:
-    """Of the entries of a score, those that somebody has added: a bonus, say, in a fork."""
+    """Those entries of a score that a fork has added: a bonus, say."""
     return [name for name in names if name not in OURS and not name.startswith(("habit_", "turn_"))]
 
 
@@ -111,12 +111,12 @@ def moment(e: dict) -> str:
 
 
 def called(e: dict) -> str:
-    """The name of its tasks."""
+    """The name of an evaluation's tasks."""
     return f"{e['tasks']} (trained)" if e["trained"] else e["tasks"]
 
 
 def values(e: dict, name: str) -> np.ndarray:
-    """[n] floats; NaN for an episode that has none."""
+    """A measure as [n] floats; NaN for an episode without it."""
     return np.array(e.get(name, []), dtype=float)
 
 
@@ -127,7 +127,7 @@ def measures(*evals: dict) -> list[str]:
 
 
 def average(v: np.ndarray) -> metrics.Interval:
-    """The mean of those that have a value."""
+    """The mean over episodes that have a value."""
     return metrics.mean(v[~np.isnan(v)])
 
 
@@ -148,14 +148,14 @@ def number(name: str, x: float) -> str:
 
 
 def cell(name: str, v: np.ndarray) -> str:
-    """The average of a measure. A count that never varies has no spread, and so no interval."""
+    """A measure's average. A count that never varies has no spread, and so no interval."""
     if len(v) and v.min() > 1 and metrics.is_constant(v):
         return f"{v[0]:g}, always"
     return average(v).text(*scale(name)) if len(v) else ""
 
 
 def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:
-    """more: folded, on the page; listed, the sentences are a list; episode, the number of one that
+    """more: folded, on the page; listed: the sentences are a list; episode: the number of one that
     can be looked at."""
     return {"title": title, "text": text, "head": list(head), "rows": list(rows), **more}
 
@@ -170,7 +170,7 @@ def markdown(sections: list[dict]) -> str:
 
 
 def mean_of(lines: list[dict], key: str) -> float:
-    """Of the updates that have the number: one without signal measures no entropy, say."""
+    """The mean over updates that have the number: one without a signal has no entropy, say."""
     values = [line[key] for line in lines if key in line]
     return float(np.mean(values)) if values else float("nan")
 
@@ -190,7 +190,7 @@ def rolling(lines: list[dict]) -> dict:
 
 
 def draw(path: Path, title: str, charts: list[dict]) -> None:
-    """All charts in one picture, three to a row. matplotlib is loaded when something is drawn."""
+    """All charts in one picture, three to a row. matplotlib is loaded only here."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -200,7 +200,7 @@ def draw(path: Path, title: str, charts: list[dict]) -> None:
         fig.suptitle(clean(title))
         for i, chart in enumerate(clean(charts), 1):
             draw_chart(fig.add_subplot(rows, columns, i), chart)
-        path.unlink(missing_ok=True)  # a link is somebody's: it is replaced, not followed
+        path.unlink(missing_ok=True)  # a link is replaced, not followed
         fig.savefig(path, dpi=100)
 
 

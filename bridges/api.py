@@ -9,25 +9,25 @@
 A model of our own is evaluated this way, too, once it is served: `python -m bridges.export merge`,
 then `vllm serve`, or `transformers serve`.
 
-The endpoint may be slow, wrong or gone. The openai client retries what may pass (429, 5xx, a lost
-connection), waiting as long as Retry-After asks, up to two minutes; a reply has a time limit over
-all its retries. An episode whose reply does not come fails: it is in no mean, and the report counts
-it beside n.
-Answers cost money, so each episode is written as soon as it is over, and Ctrl-C keeps what was
-played. If nothing is ever answered, one sentence says why, and the rest is not tried.
+The endpoint may be slow, wrong or gone. The openai client retries errors that may pass (429, 5xx, a
+lost connection), waiting as long as Retry-After asks, up to two minutes; a reply has a time limit
+over all its retries. If a reply never comes, its episode fails: it counts in no mean, and the
+report gives the number of failures next to n. Answers cost money, so each episode is written as
+soon as it is over, and Ctrl-C keeps what was played. If no request is ever answered, one sentence
+says why, and the rest is not tried.
 
-    text      Environments read text, endpoints may speak in fields. `tool_calls` become
+    text      Environments read text, but endpoints may answer in fields. `tool_calls` become
               <tool_call>…</tool_call>, reasoning becomes <think>…</think> if the task allows
               thinking. The endpoint gets back what it sent, and the result as a tool message. If
               the model called in plain text, the result goes as <tool_response> in a user message,
-              which is what Qwen's template makes of a tool message.
-    options   An endpoint that refuses a field of the request by name (max_tokens, temperature,
-              tools) is asked in another way, and a note in the report says so.
-    the key   comes from OPENAI_API_KEY and is written nowhere; an echo of it is blanked.
+              as Qwen's template would write a tool message.
+    options   If an endpoint refuses a field of the request by name (max_tokens, temperature,
+              tools), the request is made in another way, and a note in the report says so.
+    the key   comes from OPENAI_API_KEY and is written nowhere; an echo of it is blanked out.
 
 Everything happens in one thread (asyncio): while one request waits, another is sent.
 
-Run me: `python -m bridges.api` shows what an environment reads of two answers.
+Run me: `python -m bridges.api` shows how an environment reads two answers.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ from rollout import EnvironmentFailed, Episode, finish
 from settings import Config, by_size, dev_seeds, eval_sets, fill, kind
 from swarm.tools import written
 
-RETRIES = 5  # of a request; the client doubles its pause each time, from half a second on
+RETRIES = 5  # per request; the client's pause starts at half a second and doubles each time
 SECONDS = 300.0  # for one reply, all its retries included
 HINTS = {
     "AuthenticationError": "; the key in OPENAI_API_KEY is missing or wrong",
@@ -64,7 +64,7 @@ HINTS = {
     "APIConnectionError": "; start the server, or check --api-base",
     "TimeoutError": f"no whole answer within {SECONDS:g} s",
 }
-# A word of a refusal: the field of ours that it is about, and what is done instead.
+# {a word in a refusal: (our field that it is about, what is done instead)}
 OTHER_WAYS = {
     "max_completion_tokens": ("max_tokens", "max_completion_tokens instead of max_tokens"),
     "tool": ("tools", "the tools as text in a system message"),
@@ -74,7 +74,7 @@ OTHER_WAYS = {
 
 
 class Endpoint:
-    """Where and how is asked, and what it has cost.
+    """An endpoint: its address, how requests are made, and what they have cost.
 
     ValueError in one sentence if the flags describe none; it does not repeat the address, because
     people put secrets there.
@@ -99,11 +99,11 @@ class Endpoint:
             timeout=SECONDS,
             max_retries=RETRIES,
         )
-        self.notes: dict[str, str] = {}  # a field that it refused: what was done instead
+        self.notes: dict[str, str] = {}  # {a field that it refused: what was done instead}
         self.spent = Counter()  # answers, retries, prompt_tokens, completion_tokens
 
     def safe(self, text: str) -> str:
-        """Without the key (a short one is a placeholder and no secret), and fit for a file."""
+        """Without the key (a short one is a placeholder, not a secret), and fit for a file."""
         text = text.replace(self.key, "***") if len(self.key) >= 8 else text
         return text.encode("utf-8", "replace").decode()
 
@@ -112,7 +112,7 @@ class Endpoint:
 
 
 async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, int]:
-    """The model's answer to a conversation, as read_answer has it. Raises whatever went wrong."""
+    """The model's answer to a conversation, as read_answer returns it. Raises any error."""
     fields = {"max_tokens": end.cfg.max_tokens, "temperature": 0.0}
     if env.tools:
         fields["tools"] = env.tools
@@ -141,7 +141,7 @@ async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, in
 def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
     """Was a field of this request refused by name, and is there another way?
 
-    Then all further requests go that way.
+    If so, all further requests are made that way.
     """
     for word, (name, note) in OTHER_WAYS.items():
         if word in str(refusal) and name in fields and not too_long(refusal):
@@ -159,7 +159,7 @@ def too_long(error: Exception) -> bool:
 def reason_of(end: Endpoint, error: Exception) -> str:
     """What went wrong, in one line without the key."""
     text = str(error.__cause__ or error)[:300]
-    if not isinstance(error, ValueError | EnvironmentFailed):  # those say all themselves
+    if not isinstance(error, ValueError | EnvironmentFailed):  # those explain themselves
         name = type(error).__name__
         text = f"{name}: {text}{HINTS.get(name, '')}"
     return records.printable(end.safe(" ".join(text.split())))
@@ -171,8 +171,8 @@ def reason_of(end: Endpoint, error: Exception) -> str:
 def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool, int]:
     """b'{"choices": [{"message": …}], "usage": …}' -> (text, message, out of tokens?, tokens).
 
-    The text is as the environment reads it, the message as the endpoint wants it back. ValueError
-    if there is no message in it that can be read.
+    The text is for the environment to read, the message to send back to the endpoint. ValueError if
+    there is no readable message in it.
     """
     try:
         response = json.loads(raw)
@@ -181,18 +181,17 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         cut = choice.get("finish_reason") == "length"
         message = choice["message"]
         calls = message.get("tool_calls") or []
-        for number, call in enumerate(
-            calls
-        ):  # a strict server wants back what it may have left out
+        for number, call in enumerate(calls):
+            # Some leave out what strict servers want back. An older llama.cpp sends an object.
             call.update(id=call.get("id") or f"call_{number}", type="function")
             arguments = call["function"].get("arguments") or "{}"
-            is_text = isinstance(arguments, str)  # an older llama.cpp sends an object
+            is_text = isinstance(arguments, str)
             call["function"]["arguments"] = arguments if is_text else json.dumps(arguments)
         content = message.get("content")
         if content is None:
             content = message.get("refusal")
         thought = message.get("reasoning_content") or message.get("reasoning")
-        if isinstance(content, list):  # chunks, as Mistral's models that think answer in
+        if isinstance(content, list):  # a list of chunks, as from Mistral's thinking models
             thought = "".join(t["text"] for chunk in content for t in chunk.get("thinking", ()))
             content = "".join(chunk.get("text", "") for chunk in content)
         said = {"content": "" if content is None else content, "tool_calls": calls}
@@ -215,7 +214,7 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
 def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
     """The environment's messages as the endpoint wants them.
 
-    That is a tool message for every native call, and <tool_response> if there was none.
+    That is a tool message for every native call, or <tool_response> text if there was none.
     """
     if not calls:
         return in_plain_words(new, None, QWEN)
@@ -232,7 +231,7 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
 async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> Episode:
     """One whole episode, as rollout.play plays it.
 
-    A foreign model's tokens are not known, only their number.
+    An endpoint's tokens are not known, only their number.
     """
     episode, env = Episode(seed, group, [], [], []), Guarded(make_env())
     try:
@@ -249,7 +248,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
             if not done:
                 episode.messages += new
                 talk += [said, *put_back(new, said.get("tool_calls", []))]
-    except Exception as error:  # of the endpoint or the environment: it costs this episode only
+    except Exception as error:  # from endpoint or environment: it costs only this episode
         if not (episode.turns and too_long(error)):
             episode.stop_reason, episode.error = "error", reason_of(end, error)
             return episode
@@ -267,7 +266,7 @@ def evaluate_api(cfg: Config) -> Path:
     Returns its run folder, which bookkeeping/compare.py takes like any other.
     """
     check(cfg)
-    preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; nobody is imitated here
+    preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; without SFT
     seeds = dev_seeds(cfg)
     cfg.eval_n = len(seeds)  # a file of rows may have fewer
     fill(cfg, by_size(math.inf, kind(cfg.env)))
@@ -332,7 +331,7 @@ def evaluate_api(cfg: Config) -> Path:
 
 
 def tell(api: dict, missing: dict[int, str]) -> str:
-    """What report.md says of an evaluation over an API. missing: {a task that failed: why}."""
+    """What report.md says about an evaluation over an API. missing: {a task that failed: why}."""
     reasons = Counter(missing.values()).most_common(12)
     lines = [
         f"Over an API: n = {api['n']} development tasks; {api['failed']} more failed or were not "

@@ -1,8 +1,8 @@
-"""A trained run becomes a folder that other people's tools read, with a card that says what it is.
+"""Turn a trained run into a folder that other tools read, with a card that says what it is.
 
     python -m bridges.export adapter runs/NAME out/     the LoRA adapter alone, in PEFT's format:
                                                         small, needs its base model
-    python -m bridges.export merge   runs/NAME out/     base and adapter as one model: what
+    python -m bridges.export merge   runs/NAME out/     base and adapter as one model, which
                                                         transformers, vLLM and all others load
     hf upload owner/name out/ --private                 the hub's own command uploads either, with
                                                         the card as its page
@@ -12,11 +12,11 @@ bridges/api.py evaluates what is served.
 
 Merging is done once, in float32, from the checkpoint: W' = W + (alpha / rank) · B A. The result is
 saved in the type that the base had in training, float32 on a CPU and bfloat16 on a GPU, unless
---dtype says otherwise. Rounding has its price: in bfloat16 pico_base's log-probs move by up to 0.2
+--dtype says otherwise. Rounding has a price: in bfloat16 pico_base's log-probs move by up to 0.2
 nats. (In training nothing is ever merged in place; policy.py says why.)
 
-The card (README.md) says what the model is and how to use it; below stands the run's own report:
-the evaluations with their intervals, the flags, the machine. What was not measured is not in it.
+The card (README.md) says what the model is and how to use it. Below is the run's own report: the
+evaluations with their intervals, the flags, the machine. It has nothing that was not measured.
 
 Run me: `python -m bridges.export` prints the card of the committed letters run.
 """
@@ -40,7 +40,7 @@ from policy import EMBEDDED, first_line, load_policy
 
 
 def base_of(summary: dict) -> str:
-    """Folder or hub id of the model that a run began with."""
+    """Folder or hub id of the model that a run started from."""
     return EMBEDDED.get(summary["model"], summary["model"])
 
 
@@ -80,7 +80,7 @@ def card(run: Path, summary: dict, kind: str) -> str:
     """README.md of an exported folder, with the hub's front matter. kind: adapter or merge."""
     base, rank = base_of(summary), summary["config"]["lora_rank"]
     base = records.clean(Path(base).resolve().name if Path(base).exists() else base)
-    clone = f"models/{base}" if base in EMBEDDED else base  # ours are on no hub, but in a clone
+    clone = f"models/{base}" if base in EMBEDDED else base  # ours are in a clone, not on the hub
     front = [
         *([f"base_model: {json.dumps(base)}"] if "/" in base else []),
         f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
@@ -112,7 +112,7 @@ def export(
 ) -> None:
     """Export a finished run: `adapter` (PEFT's format) or `merge` (a model), with a model card.
 
-    dtype: of a merged model's weights; auto is what the base was trained in.
+    dtype: of a merged model's weights; auto is the type that the base had in training.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
     if not (run / "summary.json").exists():
@@ -148,7 +148,7 @@ def export(
             else:
                 load_checkpoint(saved, policy)
                 merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
-                # whoever serves it stops where we did, also at the template's own end
+                # a server has to stop where we did, also at the template's own end token
                 merged.generation_config.eos_token_id = sorted(policy.stop_ids)
                 merged.to(getattr(torch, dtype)).save_pretrained(made)
             policy.tokenizer.save_pretrained(made)
@@ -165,7 +165,7 @@ def export(
 
 
 def save_adapter(saved: Path, base: str, folder: Path) -> None:
-    """The checkpoint's adapter. It names its base, not the path on the machine that trained it."""
+    """The checkpoint's adapter, with the name of its base, not a path on the training machine."""
     shutil.copy(saved / "adapter_model.safetensors", folder)
     config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base

@@ -6,31 +6,31 @@
 
 Both ask one question, read the one answer inside <answer> and </answer>, and give it to a scorer.
 
-Training, development and held-out tasks never meet. The range of a seed says for what it is
-(settings.TRAIN_SEEDS and the others), and a hash of the question says on which side a task stands:
-so a question that stands in a file twice, or that a generator draws again from another seed, is
-always on one side, on any machine. SFT's demonstrations are training tasks too.
+Training, development and held-out tasks never overlap. A seed's range says what it is for
+(settings.TRAIN_SEEDS and the others), and a hash of the question decides which side a task is on.
+So a question that is in a file twice, or that a generator draws again from another seed, is always
+on the same side, on any machine. SFT's demonstrations are training tasks too.
 
-A scorer is somebody's code. If it raises, hangs or exits, its episode has reward 0 and
-`scorer_failed` 1, and the first such error is printed. It is not left out, as the episode of a
+A scorer may be anybody's code. If it raises, hangs or exits, its episode has reward 0 and
+`scorer_failed` 1, and the first such error is printed. The episode is not left out, as that of a
 broken environment is: what breaks a scorer is most often the reply, and a policy would learn to
 break it.
 
-    rows       One JSON object per line, in GSM8K's format: the answer stands after the last "####",
-               what is before it is the derivation, and the expert of SFT thinks it before it
-               answers. A file comes from anywhere, so it is read as if an enemy had written it:
-               every refusal is a sentence with the line's number.
+    rows       One JSON object per line, in GSM8K's format: the answer comes after the last "####",
+               and the derivation before it; SFT's expert thinks the derivation, then answers. A
+               file may come from anywhere, so it is read as if an enemy had written it: every
+               refusal is a sentence with the line's number.
                    {"question": "Ann has 3 apples and buys 4. How many?", "answer": "3 + 4 #### 7"}
                    {"prompt": "What is the capital of France?", "answer": "Paris"}
     generators Question, answer and scorer are the package's (Stojanovski et al. 2025); many pay a
                part of 1, and `exact` is 1 only for full marks. A seed is tried again, with another
-               number, until the question falls on the side that it is for. Python's own random
-               numbers are seeded for the moment, because a generator draws from them. Some scorers
-               run the answer as Python: such an answer is first read here, and what is more than a
-               small sum, or a list of texts and numbers, is not shown to them.
+               number, until its question is on the right side. Python's own random numbers are
+               seeded during the draw, because generators use them. Some scorers run the answer as
+               Python: such an answer is checked here first, and the scorer never sees more than a
+               small sum, or a list of texts and numbers.
 
-Run me: `python -m bridges.known` shows a task of a small file, and what four replies earn; with the
-words of an --env it shows a task of that, and with `reasoning_gym` the names of the generators.
+Run me: `python -m bridges.known` shows a task of a small file, and what four replies earn; with an
+argument as for --env it shows a task of that, and with `reasoning_gym` the names of the generators.
 """
 
 import ast
@@ -55,20 +55,20 @@ from env_letters import split_thinking
 from fast.machine import Hung, in_time
 
 RANGE = 1_000_000_000  # seeds in each range of settings.py: training, SFT, development, …
-SIDES = ("training", "training", "development", "held-out")  # … by range; all later are held out
+SIDES = ("training", "training", "development", "held-out")  # by range; later ones are held-out
 TENTHS = 6 * ("training",) + 2 * ("development",) + 2 * ("held-out",)  # of all questions
-LONGEST_ANSWER = 10_000  # characters; what is longer is no answer
+LONGEST_ANSWER = 10_000  # characters; a longer text is not an answer
 A_ROW = 'a row is a JSON object in UTF-8 with a "question" or "prompt" and an "answer"'
-TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothing
+TRIES = 100  # for a question on the right side: 0.8 ** 100 is practically 0
 # Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
-# coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have "Integral(…)" for an
-# answer, which is not let through: the question itself, so written, would earn full marks.
+# coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have "Integral(…)" as the
+# answer, which is not allowed: the question itself, written like that, would earn full marks.
 SUMS = """coin_flip countdown puzzle24 polynomial_multiplication simple_integration
 intermediate_integration""".split()
 LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 A_LIST = re.compile(r"[\w\s,'\"\[\]-]*")  # of texts and numbers: nothing that could be called
-# What ends somebody's code, and any reply may be in that.
+# What a scorer may raise; its message may quote any reply.
 ENDS = (Exception, SystemExit, CancelledError, Hung)
 NO_EXPERT = "give expert=FILE.py:FUNCTION, or --sft-steps 0"
 HINT = "Think first inside <think> and </think> if that helps. Then give"
@@ -83,15 +83,15 @@ class Known:
 
     name                of the set of tasks: the same name means the same tasks
     about               a sentence to print before a run
-    files               what decides the tasks: their hash is kept (checkpoint/state.json)
-    draw(seed)          its task, a dict with its "question"
+    files               those that decide the tasks: a hash of them is kept (checkpoint/state.json)
+    draw(seed)          a seed's task, a dict with its "question"
     mark(task, answer)  a number, or a dict with "reward"
     expert_reply()      a right reply, or ValueError
     """
 
     tools = None
     max_turns = 1
-    seconds = 20.0  # for a call: a regular expression may run away (bookkeeping/guard.py)
+    seconds = 20.0  # per call: a regular expression may run forever (bookkeeping/guard.py)
     think = True
 
     def reset(self, seed: int) -> list[dict]:
@@ -118,14 +118,14 @@ class Known:
         return marks | {"found": float(found), "scorer_failed": failed}
 
     def stands_somewhere(self) -> bool:
-        """Does the right answer stand anywhere in the reply? The skill, whatever the format."""
+        """Is the right answer anywhere in the reply? It measures the skill, whatever the format."""
         answer = self.task.get("answer")
         if not answer or not isinstance(answer, str):
-            return False  # there is none to look for
+            return False  # no answer to look for
         return bool(re.search(rf"(?<![\w.-]){re.escape(answer)}(?![\w.]*\w)", self.reply))
 
     def how_many(self, seed: int) -> int | None:
-        """Different tasks in the range of this seed; None if nobody knows."""
+        """Different tasks in the range of this seed; None if unknown."""
         return None
 
 
@@ -141,7 +141,7 @@ def answer_of(reply: str, think: bool) -> str | None:
 
 
 def marks_of(value) -> dict[str, float]:
-    """What a scorer returned as the entries of a score. Raises whatever if it cannot be one."""
+    """What a scorer returned, as the entries of a score. Raises anything if it cannot be one."""
     marks = dict(value) if isinstance(value, dict) else {"reward": value}
     marks = {str(name): float(mark) for name, mark in marks.items()}
     if not math.isfinite(marks["reward"]):
@@ -156,11 +156,11 @@ def tell_once(sentence: str) -> None:
 
 @cache
 def different(env: str, first: int, n: int) -> list[int]:
-    """Of a generator's n seeds, from `first` on, those whose task no earlier one has.
+    """Of a generator's n seeds, from `first` on, those whose task no earlier seed has.
 
-    Some have few, and a task that is played twice is one result, not two (of 256 that
-    tower_of_hanoi gives, 19 differ). A seed whose task cannot be had stays: it costs its own
-    episode, when it is played.
+    Some generators have few tasks, and a task that is played twice is one result, not two (of 256
+    that tower_of_hanoi gives, 19 differ). A seed whose task cannot be drawn stays: it costs its own
+    episode when it is played.
     """
     known, seeds = open_known(env, True), {}
     for seed in range(first, first + n):
@@ -200,13 +200,13 @@ def side_of_seed(seed: int) -> str:
 
 
 def side_of(question: str) -> str:
-    """The side of a question, by its words: white space does not count."""
+    """The side of a question, from its words: white space does not count."""
     digest = hashlib.sha256(" ".join(question.split()).encode()).digest()
     return TENTHS[int.from_bytes(digest[:8], "big") % 10]
 
 
 def load_function(place: str, files: list[Path]) -> Callable:
-    """The function of FILE.py:FUNCTION; its file joins the others. Raises what its code raises."""
+    """The function FILE.py:FUNCTION; its file is added to `files`. Raises what its code raises."""
     file, _, name = place.rpartition(":")
     files.append(Path(file))
     return runpy.run_path(file or place, run_name=f"yours_{Path(file).stem}")[name]
@@ -223,7 +223,7 @@ NUMBER = re.compile(
     r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%]|[€£])?[.,]?",
     re.ASCII | re.IGNORECASE,
 )
-# Commas stand between thousands (1,072, in LaTeX 1,\!072 or 1\,072); 0,125 and 12,34 are none.
+# Commas between thousands (1,072, in LaTeX 1,\!072 or 1\,072), but not those in 0,125 or 12,34.
 THOUSANDS = re.compile(
     r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,?\\!|\\,|[\u2009\u202f])\d{3})+(?![\d,])", re.ASCII
 )
@@ -240,14 +240,14 @@ NOTATIONS = {
     re.compile(r"\s*(?:°|\^\s*\{?\\circ\}?|\\degree)\Z"): "",
 }
 RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-# LaTeX: what models of mathematics put around an answer, \boxed{\text{C}}.
+# LaTeX that mathematical models put around an answer: \boxed{\text{C}}.
 AROUND = re.compile(
     r"\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]|\\(?:boxed|text|textbf|mathbf|mathrm)\{(.*)\}", re.S
 )
 
 
 def as_number(text: str) -> Fraction | None:
-    """As NUMBER, THOUSANDS, PLAIN and NOTATIONS say; bold or not."""
+    """A text as a number, by NUMBER, THOUSANDS, PLAIN and NOTATIONS; bold or not."""
     plain = unwrapped(text.strip().removesuffix(".").strip("*")).translate(PLAIN)
     for notation, number in NOTATIONS.items():
         plain = notation.sub(number, plain)
@@ -260,7 +260,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def as_words(text: str) -> list[str]:
-    """The same with or without spaces beside a symbol, accents in one character or two, or bold."""
+    """A text as words. An é may be one character, or an e and its accent; bold or not."""
     plain = re.sub(r"\\(?:left|right)\b", "", unwrapped(text.strip().strip("*")))
     plain = re.sub(r"\\[dt]frac\b", r"\\frac", plain)
     plain = unicodedata.normalize("NFC", plain)
@@ -274,12 +274,12 @@ def unwrapped(text: str) -> str:
     return text
 
 
-# How a scorer reads an answer: right is what reads as the row's answer does.
+# How a scorer reads an answer. It is right if the row's answer reads the same.
 SCORERS = {"exact": as_words, "number": as_number}
 
 
 def read_rows(file: str) -> list[dict]:
-    """All rows of a file. ValueError names the line that is not one."""
+    """All rows of a file. ValueError names the line that is not a row."""
     rows = []
     for line, raw in enumerate(Path(file).read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
         try:
@@ -294,10 +294,10 @@ def read_rows(file: str) -> list[dict]:
 def read_row(raw: bytes) -> dict:
     """A row from its line: question, thought (the derivation, or ""), answer, and the whole object.
 
-    A scorer of one's own gets the whole object. Raises whatever if the line is no row.
+    Your own scorer gets the whole object. Raises anything if the line is not a row.
     """
     whole = json.loads(raw.decode())
-    # neither NaN nor half a character, which may be escaped in it
+    # no NaN, and no half character (it may be escaped)
     json.dumps(whole, ensure_ascii=False, allow_nan=False).encode()
     question, answer = whole["question" if "question" in whole else "prompt"], whole["answer"]
     if type(answer) in (int, float):
@@ -312,7 +312,7 @@ def read_row(raw: bytes) -> dict:
 
 
 class Rows(Known):
-    """The tasks of `--env jsonl:FILE`. Raises whatever if there are none, or an option is wrong."""
+    """The tasks of `--env jsonl:FILE`. Raises anything if there are none, or an option is wrong."""
 
     def __init__(self, file: str, scorer: str = "", expert: str = "", held_out: str = ""):
         rows = [row for name in (held_out, file) if name for row in read_rows(name)]
@@ -322,7 +322,7 @@ class Rows(Known):
         self.sides = {side: [] for side in TENTHS}
         for question, row in first.items():
             side = side_of(question)
-            if held_out:  # all rows of that file, and none of this
+            if held_out:  # all rows of the held_out file, and no others
                 side = "training" if side == "held-out" else side
                 side = "held-out" if row["file"] == held_out else side
             self.sides[side].append(row)
@@ -360,7 +360,7 @@ class Rows(Known):
         return read(answer) == read(row["answer"])
 
     def expert_reply(self) -> str:
-        """It thinks the derivation, if there is one and it may, and answers."""
+        """It thinks the derivation, if there is one and thinking is allowed, and answers."""
         row = self.task
         if self.expert:
             return self.expert(row["whole"])
@@ -381,7 +381,7 @@ def shuffled(n: int, key: str) -> list[int]:
 
 
 class Generator(Known):
-    """The tasks of `--env reasoning_gym:NAME`. Raises whatever if there are none."""
+    """The tasks of `--env reasoning_gym:NAME`. Raises anything if there are none."""
 
     def __init__(self, name: str, expert: str = "", pay: str = "part", **options: str):
         from reasoning_gym.factory import DATASETS, create_dataset
@@ -402,7 +402,7 @@ class Generator(Known):
         self.about = f"{self.scorer.config}, of reasoning-gym, with its own scorer"
         self.generator, self.pay = name, pay
         self.name = ",".join([name, *(f"{option}={value}" for option, value in values.items())])
-        self.draw = lru_cache(maxsize=64)(self.draw)  # the k episodes of a group ask for one task
+        self.draw = lru_cache(maxsize=64)(self.draw)  # the k episodes of a group share one task
 
     def draw(self, seed: int) -> dict:
         """The first of the seed's tries that is on its side."""
@@ -422,7 +422,7 @@ class Generator(Known):
         )
 
     def mark(self, entry: dict, answer: str) -> float:
-        """The package's marks; none for an answer that must not be run as Python."""
+        """The package's marks; 0 for an answer that must not be run as Python."""
         if self.generator in SUMS and not is_small_sum(answer):
             return 0.0
         if self.generator in LISTS and not is_data(answer):
@@ -446,7 +446,7 @@ def read_value(text: str):
 
 
 def is_data(answer: str) -> bool:
-    """Is it only words, numbers and lists of them, without a call or a loop?"""
+    """Is it only words, numbers and lists of these, without a call or a loop?"""
     return bool(A_LIST.fullmatch(answer)) and "for" not in answer  # "['a'for a in'aa']" is a loop
 
 
@@ -459,7 +459,7 @@ def is_small_sum(answer: str) -> bool:
 
 
 def bits(node) -> float:
-    """At most so many bits has the value of an expression. ValueError if it is something else."""
+    """The most bits that the value of an expression can have. ValueError if it is not one."""
     match node:
         case ast.Constant(value=int(x) | float(x)) if math.isfinite(x):
             return max(1, math.log2(abs(x) + 1))

@@ -1,4 +1,4 @@
-"""The swarm as an OpenEnv server: whoever speaks OpenEnv plays our economy over a socket.
+"""The swarm as an OpenEnv server: any OpenEnv client plays our economy over a socket.
 
     pip install openenv
     python -m bridges.openenv_swarm --port 8000 --difficulty medium        # flags of settings.py
@@ -9,20 +9,20 @@
         call = {"type": "call_tool", "tool_name": "claim_task", "arguments": {"task_id": "task_1"}}
         told = env.step(call)        # told.observation["result"], told.reward, told.done
 
-A connection is a session with an economy of its own. A call is written down as a model would write
-it and given to env_swarm.Swarm, so the same seed and the same calls earn the same score as in our
-own loop, to the last bit (JSON carries a float exactly). Also an unknown tool or a wrong argument
-is a turn, lost to an error, as there. What OpenEnv refuses itself (not JSON, an action without a
-tool) never reaches the economy, and costs nothing.
+A connection is a session with its own economy. A call is written as a model would write it and
+given to env_swarm.Swarm, so the same seed and the same calls earn the same score as in our own
+loop, to the last bit (JSON carries a float exactly). As there, an unknown tool or a wrong argument
+is an error and uses up the turn. A request that OpenEnv itself refuses (not JSON, an action without
+a tool) never reaches the economy, and costs nothing.
 
-    reward   0 until the last turn, then the score: whoever adds up rewards has the score, and
-             whoever takes the last one too. All parts of the score are in the last one's metadata.
+    reward   0 until the last turn, then the score: the sum of the rewards and the last reward are
+             both the score. All parts of the score are in the last observation's metadata.
     state    seed, turns played, and the score as if the rest were passed: for a client that stops
              early, as rollout.py scores an episode that was cut.
-    tools    {"type": "list_tools"} gives the ten, and so do tools/list and tools/call on /mcp.
+    tools    {"type": "list_tools"} lists the ten, and so do tools/list and tools/call on /mcp.
     seed     reset without one draws a training seed, and state says which.
 
-The server has no password, so it listens on this machine alone unless --host says otherwise.
+The server has no password, so it listens only on this machine unless --host says otherwise.
 
 Run me: `python -m bridges.openenv_swarm` serves until Ctrl-C.
 """
@@ -50,17 +50,17 @@ from bookkeeping.guard import one_sentence
 from env_swarm import Swarm
 from swarm.tools import show, write_call
 
-IDLE = 600.0  # seconds after which a session over HTTP (/mcp) that nobody uses is closed
+IDLE = 600.0  # seconds after which an unused session over HTTP (/mcp) is closed
 
 
 class Opening(Observation):
-    """What reset answers: the first message of the episode."""
+    """What reset returns: the first message of the episode."""
 
     prompt: str
 
 
 class Played(State):
-    """What state answers. score: as if the rest were passed; empty before reset."""
+    """What state returns. score: as if the rest were passed; empty before reset."""
 
     seed: int | None = None
     score: dict[str, float] = {}
@@ -79,10 +79,10 @@ class SwarmSession(Environment):
         self.done = True
 
     def reset(self, seed: int | None = None, episode_id: str | None = None) -> Opening:
-        """Start an episode, whatever became of the one before."""
+        """Start an episode, even if the previous one has not ended."""
         if seed is None:
             seed = secrets.randbelow(settings.SFT_SEEDS - settings.TRAIN_SEEDS)
-        if type(seed) is not int or seed < 0:  # a bool is an int, and no seed
+        if type(seed) is not int or seed < 0:  # a bool is an int, but not a seed
             raise ValueError(f"seed {show(repr(seed))}: must be a whole number of at least 0")
         swarm = self.make_swarm()
         prompt = swarm.reset(seed)[-1]["content"]
@@ -90,7 +90,7 @@ class SwarmSession(Environment):
         return Opening(prompt=prompt, reward=0.0)
 
     def step(self, action: CallToolAction | ListToolsAction) -> Observation:
-        if isinstance(action, ListToolsAction):  # asks, and takes no turn
+        if isinstance(action, ListToolsAction):  # only a question: it takes no turn
             functions = [schema["function"] for schema in self.make_swarm().tools]
             shown = [(f["name"], f["description"], f["parameters"]) for f in functions]
             tools = [Tool(name=n, description=d, input_schema=p) for n, d, p in shown]

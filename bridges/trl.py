@@ -2,17 +2,17 @@
 
     accelerate launch -m bridges.trl --env swarm --model Qwen/Qwen3-8B -- --use_vllm true
 
-What stands before `--` are flags of settings.py, and what stands behind it TRL's own; those win.
-docs/hardware.md says when one needs this, and what of it was run.
+Flags before `--` are those of settings.py; flags after it are TRL's own, and take precedence.
+docs/hardware.md says when you need this, and which parts have been run.
 
-The division of labour: TRL has the model (on one card, or spread over many by FSDP or DeepSpeed),
-its engine draws the tokens (transformers, or vLLM beside it or on a server), and its loss learns.
-We play: `Rollout` is TRL's rollout_func, and calls rollout.play. So an episode is token for token
-ours, in all three environments. TRL gets
+The division of labour: TRL holds the model (on one card, or spread over many by FSDP or DeepSpeed),
+its engine draws the tokens (transformers, or vLLM next to it or on a server), and its loss trains.
+We play the episodes: `Rollout` is TRL's rollout_func, and calls rollout.play. So an episode is
+ours, token for token, in all three environments. TRL gets
 
     prompt_ids, completion_ids    the conversation, cut where the first reply begins
     env_mask                      1 where the policy chose the token: Episode.sampled
-    reward                        env.score()["reward"], which reward_of hands on
+    reward                        env.score()["reward"], which reward_of passes on
 
 What is the same as in train.py, and what is not:
 
@@ -22,11 +22,11 @@ What is the same as in train.py, and what is not:
     differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
                not repeat our samples; no SFT, no evaluation (train.py does both: docs/hardware.md);
                an episode that fails after its first reply earns 0, where train.py leaves it out.
-               With vLLM, TRL drops each reply that vLLM and the trainer disagree about by a factor
+               With vLLM, TRL drops each reply about which vLLM and the trainer disagree by a factor
                of 3 or more, over all its tokens (--vllm_importance_sampling_mode sequence_mask);
                train.py caps the factor of each token or reply, and drops none
-    refused    --loss reinforce, --baseline, --epochs, --importance: TRL has other ones, to be set
-               behind `--`
+    refused    --loss reinforce, --baseline, --epochs, --importance: TRL has its own, to be set
+               after `--`
 
 Run me: `python -m bridges.trl --updates 2 --num-tasks 2 --k 2 --max-tokens 64` is one process, and
 trains pico_base on letters (pip install -r requirements/all.txt).
@@ -51,8 +51,8 @@ from policy import EMBEDDED, Policy, Sample, in_bfloat16, lora_config, pick_devi
 from rollout import play
 from swarm.tools import write_call
 
-# Our loss -> TRL's loss_type and importance_sampling_level. Its grpo is the mean over each reply,
-# dapo the mean over all tokens, as ours are (grpo.py has the table).
+# Our loss -> TRL's loss_type and importance_sampling_level. As with ours, its grpo is the mean over
+# each reply, and dapo the mean over all tokens (grpo.py has the table).
 LOSSES = {
     "grpo": ("grpo", "token"),
     "dr_grpo": ("dr_grpo", "token"),
@@ -65,23 +65,23 @@ LOSSES = {
 class Engine:
     """TRL's engine as a sampler of ours: token ids in, sampled ids out (fast/sampler.py).
 
-    An engine that is spread over processes is asked by all of them at once, and by each for as many
-    replies. So a process that has fewer conversations left asks for some that nobody reads, and one
-    that has none left goes on asking until the last is done (`wait`).
+    If the engine is spread over processes, all of them call it at once, each for the same number of
+    replies. So a process with fewer conversations left requests some that nobody reads, and one
+    with none left keeps requesting until the last is done (`wait`).
     """
 
     version = 0
 
     def __init__(self, trainer, stop_ids: frozenset[int], rows: int):
         self.trainer, self.stop_ids, self.rows = trainer, stop_ids, rows
-        self.told = True  # does the engine say how likely a token was? transformers' does not
-        self.spare: list[int] = []  # a prompt to ask for when there is nothing to ask
+        self.told = True  # does the engine report log-probs? transformers' does not
+        self.spare: list[int] = []  # a prompt to request when there is no other
 
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
         """k samples of each prompt -> [len(prompts)][k] Samples.
 
         max_tokens and temperature are the trainer's own (max_completion_length), and seeds are not
-        used: the engine draws. Its log-probs are 0 if it does not tell them.
+        used: the engine draws. Log-probs are 0 if it does not report them.
         """
         asked = [prompt for prompt in prompts for _ in range(k)]
         self.spare = min(asked, key=len)
@@ -101,12 +101,12 @@ class Engine:
         return [(list(reply), list(said)) for reply, said in zip(ids, logprobs)][: len(asked)]
 
     def wait(self) -> None:
-        """Ask along until every process has played its episodes to the end."""
+        """Keep requesting until every process has played its episodes to the end."""
         while self.anybody(False):
             self.draw([])
 
     def anybody(self, active: bool) -> bool:
-        """Has any process a conversation left?"""
+        """Does any process have a conversation left?"""
         accelerator = self.trainer.accelerator
         return bool(accelerator.gather(torch.tensor([active], device=accelerator.device)).any())
 
@@ -117,7 +117,7 @@ class Rollout:
     A prompt is a task's seed as text; the environment makes the real one from it.
     """
 
-    __name__ = "rollout"  # TRL asks
+    __name__ = "rollout"  # TRL reads it
 
     def __init__(self, make_env: Callable[[], object], today: str = ""):
         self.make_env, self.today = make_env, today  # as policy.Policy has it
@@ -135,7 +135,7 @@ class Rollout:
         groups = play(policy, engine, self.make_env, seeds, 1, longest, args.temperature, 0)
         engine.wait()
         episodes = [group[0] for group in groups]
-        if mute := [e for e in episodes if True not in e.sampled]:  # TRL has no use for such
+        if mute := [e for e in episodes if True not in e.sampled]:  # TRL cannot use those
             raise ValueError(f"task {mute[0].seed} could not be played: {mute[0].error}")
         first = [e.sampled.index(True) for e in episodes]  # where the policy begins to speak
         cut = lambda name: [list(getattr(e, name)[i:]) for e, i in zip(episodes, first)]
@@ -149,14 +149,14 @@ class Rollout:
 
 
 def tool_environment(make_env: Callable[[], object]) -> type:
-    """A class of one of our environments that have tools (swarm), for TRL's environment_factory.
+    """A class for TRL's environment_factory, from one of our environments with tools (swarm).
 
-    There TRL's own loop plays, alone or with environments of others: GRPOTrainer(model=…,
+    There TRL's own loop plays, alone or with other people's environments: GRPOTrainer(model=…,
     environment_factory={"swarm": tool_environment(make_env)}), with rows such as {"prompt":
     [{"role": "user", "content": ""}], "environment": "swarm", "seed": 7}. A public method is a
-    tool, and get_reward is the reward. What differs from Rollout, which plays as train.py does: a
-    reply without a call ends the episode (the rest counts as passed), of two calls both are carried
-    out, and max_completion_length is of the whole episode.
+    tool, and get_reward is the reward. It differs from Rollout, which plays as train.py does: a
+    reply without a call ends the episode (the rest counts as passed), two calls are both carried
+    out, and max_completion_length limits the whole episode.
     """
 
     class Session:
@@ -183,7 +183,7 @@ def tool_environment(make_env: Callable[[], object]) -> type:
 
 
 def method_of(function: dict) -> Callable:
-    """A tool's JSON schema as the method whose signature and docstring TRL makes a schema of."""
+    """A tool's JSON schema as a method, from whose signature and docstring TRL makes a schema."""
     name, properties = function["name"], function["parameters"]["properties"]
 
     def method(self, **arguments) -> str:
@@ -204,12 +204,12 @@ def method_of(function: dict) -> Callable:
 
 
 def reward_of(earned: list[float], **_) -> list[float]:
-    """TRL's reward function: the environment has said it already."""
+    """TRL's reward function: it returns what the environment has already given."""
     return earned
 
 
 def arguments(cfg: settings.Config, processes: int) -> dict:
-    """Our settings as those of TRL's GRPOConfig. ValueError if TRL has no such thing."""
+    """Our settings as those of TRL's GRPOConfig. ValueError if TRL has no such setting."""
     if cfg.loss not in LOSSES:
         refusals.refuse(cfg, "loss", f"TRL has {', '.join(LOSSES)}; choose one of them")
     batch = cfg.num_tasks * cfg.k
@@ -218,7 +218,7 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         refusals.refuse(cfg, "num_tasks", f"{why}; use a multiple")
     loss_type, level = LOSSES[cfg.loss]
     low, high = CLIP[cfg.loss]
-    if loss_type == "cispo":  # there TRL's is the largest ratio itself
+    if loss_type == "cispo":  # there TRL's value is the largest ratio itself
         high += 1
     device = pick_device(cfg.device)
     narrow = in_bfloat16(device) and cfg.model not in EMBEDDED  # those are small: float32
@@ -269,7 +269,7 @@ def size_of(model: str) -> int:
     return sum(p.numel() for p in lm.parameters())
 
 
-# Flags that would change nothing here, by how they begin.
+# Beginnings of flags that would change nothing here.
 UNREAD = tuple(
     "curriculum until_converged stop_when_settled max_updates async_rollouts resume held_out "
     "break_ plain engine lr_end baseline epochs importance micro_tokens threads sft_ eval_ "
@@ -278,7 +278,7 @@ UNREAD = tuple(
 
 
 def make_trainer(ours: list[str], theirs: list[str]):
-    """TRL's trainer for flags of settings.py and flags of TRL."""
+    """TRL's trainer, from flags of settings.py and flags of TRL."""
     try:
         import trl
     except ImportError:

@@ -6,20 +6,21 @@
     trainer                | train 0  | train 1  | train 2  | …   is trained, by weights that are
                                                                   one update old
 
-`InTurn` and `Ahead` have the same methods: train.py's loop does not know which of them it has. The
-price of running ahead: from batch N = --async-rollouts on, every batch is N updates old when it is
-trained (Episode.age), and --importance says what is done about it (fast/batches.py). The lag is
-always the same, because batch u + N is asked for when update u begins, whoever is faster: an async
-run with the same seed gives the same numbers. (After --resume it does not: the batches that were
-under way are sampled by the weights of the checkpoint.)
+`InTurn` and `Ahead` have the same methods, so the loop in train.py does not know which one it has.
+Running ahead has a price: from batch N = --async-rollouts on, every batch is N updates old when it
+is trained on (Episode.age). --importance chooses how to correct for that (fast/batches.py). The lag
+does not depend on which process is faster, because batch u + N is requested when update u begins.
+So an async run with the same seed gives the same numbers. (Not after --resume: the batches that
+were under way are then sampled with the weights of the checkpoint.)
 
-Jobs go to the second process through a pipe, with their weights, and episodes come back through it.
-If that process is killed, the pipe ends and so does the run, with one sentence; --resume goes on.
-(A pool of the standard library would wait for its batches at Ctrl-C, and outlive a killed trainer.)
+Jobs and weights go to the second process through a pipe, and episodes come back through it. If that
+process is killed, the pipe closes and the run stops with one sentence; --resume continues it. (A
+pool of the standard library would wait for its batches at Ctrl-C, and outlive a killed trainer.)
 
-On a GPU the second process holds weights of its own. Nothing is lent between the two, so vLLM's
-share of the card has to fit beside the trainer: 94 GiB for Qwen3-4B and the defaults, 68 with
---micro-tokens 4096 (computed). What would not fit is refused (fast/machine.py).
+On a GPU the second process holds its own copy of the weights. Neither process lends the other
+memory, so vLLM's share of the card has to fit next to the trainer: 94 GiB for Qwen3-4B and the
+defaults, 68 with --micro-tokens 4096 (computed). A run that would not fit is refused
+(fast/machine.py).
 
 Run me: `python -m fast.ahead` plays two batches ahead.
 """
@@ -43,12 +44,12 @@ from fast.sampler import TorchSampler
 from policy import PlainSampler, Policy
 from rollout import Episode, play
 
-# Where the seconds of an update go. In turn, all but "wait" come one after the other.
+# Where the seconds of an update go. In turn, all of them but "wait" follow each other.
 SECONDS = ("rollout", "environment", "sync", "wait", "train")
 
 
 def make_sampler(cfg, policy: Policy):
-    """The engine that machine.which names. All have TorchSampler's interface."""
+    """The engine that machine.which chooses. All have TorchSampler's interface."""
     engine, _ = machine.which(cfg, policy.device, policy.n_parameters)
     if engine == "plain":
         return PlainSampler(policy)
@@ -70,8 +71,7 @@ def make_sampler(cfg, policy: Policy):
 class InTurn:
     """Rollouts in the trainer's own process: sample, then train, then sample again.
 
-    After `batch`, `seconds` holds where this update's time went, and `level` the level that was
-    played.
+    After `batch`, `seconds` says where this update's time went, and `level` which level was played.
     """
 
     def __init__(self, cfg, policy: Policy, sampler, make_env: Callable, task_seeds: Callable):
@@ -79,10 +79,10 @@ class InTurn:
         self.cfg, self.policy, self.sampler = cfg, policy, sampler
         self.make_env, self.task_seeds = make_env, task_seeds
         self.seconds: dict[str, float] = {}
-        self.asked: dict[int, tuple] = {}  # {update: (its level, a function that gives its batch)}
+        self.asked: dict[int, tuple] = {}  # {update: (its level, a function that returns it)}
 
     def batch(self, update: int, level) -> list[list[Episode]]:
-        """The groups [num_tasks][k] of an update; asks for those of the next N updates, too."""
+        """The groups [num_tasks][k] of an update; also requests those of the next N updates."""
         started = time.monotonic()
         cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
@@ -91,30 +91,30 @@ class InTurn:
             env, seeds = partial(self.make_env, level), parallel.share(self.task_seeds(number))
             job = (env, seeds, cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
             self.asked[number] = level, self.ask(job, update)
-        self.level, answer = self.asked.pop(update)  # a curriculum may have gone up since
+        self.level, answer = self.asked.pop(update)  # the curriculum may have moved up since
         groups, self.seconds = answer()
         answered = time.monotonic()
         groups = parallel.gather(groups)
         if cfg.async_rollouts or parallel.world() > 1:
             self.seconds["wait"] = time.monotonic() - (started if cfg.async_rollouts else answered)
-        for number, group in enumerate(groups):  # every process counted its own from 0
+        for number, group in enumerate(groups):  # every process counted its groups from 0
             for episode in group:
                 episode.group, episode.age = number, update - episode.policy_version
         return groups
 
     def greedy(self, make_env: Callable, seeds: list[int], update: int) -> list[list[Episode]]:
-        """One episode per seed by the policy as it is now, each token the likeliest."""
+        """One episode per seed by the current policy, always with the likeliest token."""
         return self.once(make_env, seeds, update, 0.0)
 
     def once(self, make_env: Callable, seeds: list[int], update: int, temperature: float):
-        """One episode per seed by the policy as it is now: groups [len(seeds)][1]."""
+        """One episode per seed by the current policy: groups [len(seeds)][1]."""
         job = (make_env, parallel.share(seeds), 1, self.cfg.max_tokens, temperature, 0)
         return parallel.gather(self.ask(job, update)()[0])
 
     def ask(self, job: tuple, version: int) -> Callable:
-        """A function that plays a job when it is called. version: updates the policy has seen.
+        """Return a function that plays the job when called, and returns (groups, seconds by part).
 
-        It returns (groups, seconds by part).
+        version: how many updates the policy has had.
         """
         return partial(play_job, self.policy, self.sampler, job, version)
 
@@ -122,22 +122,22 @@ class InTurn:
     def paused(self):
         """`with rollouts.paused():` the sampler lends its memory to the trainer."""
         started = time.monotonic()
-        with self.sampler.asleep():  # falling asleep counts, too
+        with self.sampler.asleep():  # the time to fall asleep counts, too
             yield
         self.seconds["train"] = time.monotonic() - started
-        if sum(self.seconds.values()) > 5:  # it takes 0.08 s: too much for an update of letters
+        if sum(self.seconds.values()) > 5:  # takes 0.08 s: too long for an update of letters
             machine.give_back_memory()
 
     def close(self) -> None:
-        """Nothing is left running."""
+        """Nothing to stop."""
 
 
 def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, dict[str, float]]:
-    """Play a job with the weights as they are: (groups, seconds by part).
+    """Play a job with the current weights -> (groups, seconds by part).
 
-    job: what rollout.play takes, from make_env to sample_seed; it is picklable, so with
-    functools.partial and not lambda. If conversations have several turns, no more tasks are played
-    at a time than the sampler can keep the caches of.
+    job: the arguments of rollout.play, from make_env to sample_seed. It has to be picklable, so use
+    functools.partial and not lambda. If conversations have several turns, only as many tasks are
+    played at a time as the sampler can keep caches for.
     """
     started = time.monotonic()
     sampler.sync(version)
@@ -146,7 +146,7 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
     size = getattr(sampler, "conversations", None)
     if not size or getattr(make_env(), "max_turns", None) == 1:
         size = max(1, len(seeds))  # all of them
-    sampler.seconds, groups = 0.0, []  # in which it samples: sample_each counts them
+    sampler.seconds, groups = 0.0, []  # spent sampling: sample_each adds them up
     for first in range(0, len(seeds), size):
         groups += play(policy, sampler, make_env, seeds[first : first + size], *how)
     environment = time.monotonic() - synced - sampler.seconds
@@ -158,7 +158,7 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
 
 
 def player(pipe, load_policy: Callable, make_sampler: Callable, threads: int) -> None:
-    """The second process: play one job after the other, and send what was played, or what failed.
+    """The second process: play one job after another, and send back the result or the error.
 
     It ends when the trainer does.
     """
@@ -169,8 +169,8 @@ def player(pipe, load_policy: Callable, make_sampler: Callable, threads: int) ->
             machine.use_cpu(policy.device, threads)
             sampler = make_sampler(policy)
             if policy.device.type == "cuda" and isinstance(sampler, TorchSampler):
-                # It decodes as many rows as there is memory for, and takes fewer if there is none.
-                # A trainer cannot, so half of the card is its own. vLLM has a share as it is.
+                # The sampler takes what memory there is, and decodes fewer rows if it runs out.
+                # The trainer cannot, so it gets half of the card. vLLM has its own share anyway.
                 torch.cuda.set_per_process_memory_fraction(0.5, policy.device.index)
             while True:
                 weights, job, version = pipe.recv()
@@ -179,47 +179,47 @@ def player(pipe, load_policy: Callable, make_sampler: Callable, threads: int) ->
                         p.copy_(torch.from_numpy(weights[name]))
                 pipe.send(play_job(policy, sampler, job, version))
         except (Exception, SystemExit) as error:
-            error.add_note(traceback.format_exc())  # it is raised over there
+            error.add_note(traceback.format_exc())  # it is raised in the trainer
             pipe.send(error)
 
 
 class SecondProcess:
-    """Plays in a process of its own. `ask` for a batch now, call the answer later; `close` it."""
+    """Plays in its own process. `ask` for a batch now, call the answer later; `close` it."""
 
-    asleep = nullcontext  # it goes on sampling while the trainer works
+    asleep = nullcontext  # it keeps sampling while the trainer works
 
     def __init__(self, load_policy: Callable, make_sampler: Callable, threads: int):
-        """threads: of the other process."""
-        # A forked copy of a torch with threads, or of a CUDA context, does not work.
+        """threads: for the other process."""
+        # Not fork: a copy of torch's threads or of a CUDA context does not work.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, load_policy, make_sampler, threads)
         self.process = context.Process(target=player, args=arguments, daemon=True)
         self.process.start()
-        theirs.close()  # so that its death ends the pipe
+        theirs.close()  # so that the pipe closes if the process dies
         self.jobs = queue.SimpleQueue()
         threading.Thread(target=self.converse, daemon=True).start()
 
     def ask(self, policy: Policy, job: tuple, version: int) -> Callable:
-        """Have the job played with the policy's weights as they are now.
+        """Have the job played with the policy's current weights.
 
-        Returns a function that waits for (groups, seconds by part). It raises what the player met,
+        Returns a function that waits for (groups, seconds by part). It raises the player's error,
         or CannotGoOn if the player is dead.
         """
-        # Copies, and no tensors: torch would send those through /dev/shm, which may be small.
+        # NumPy copies, not tensors: torch sends tensors through /dev/shm, which may be small.
         weights = {name: p.detach().cpu().numpy().copy() for name, p in policy.trainable().items()}
         answer = Future()
         self.jobs.put((answer, (weights, job, version)))
         return answer.result
 
     def converse(self) -> None:
-        """Hand over one job after the other, in a thread: the trainer need not wait."""
+        """Hand over one job after another, in a thread, so that the trainer need not wait."""
         while True:
             answer, job = self.jobs.get()
             try:
                 self.pipe.send(job)
                 found = self.pipe.recv()
-            except Exception as error:  # EOFError or OSError: nobody is at the other end
+            except Exception as error:  # EOFError or OSError: the other end is gone
                 self.process.join(timeout=1)
                 how = f"{type(error).__name__}, exit code {self.process.exitcode}"
                 found = CannotGoOn(
@@ -240,10 +240,10 @@ class SecondProcess:
 
 
 class Ahead(InTurn):
-    """Rollouts that a SecondProcess plays ahead of the trainer; it is this one's `sampler`."""
+    """Rollouts that a SecondProcess plays ahead of the trainer; `sampler` is that process."""
 
     def ask(self, job: tuple, version: int) -> Callable:
-        """As above, but the job is played now, after those that were asked for before."""
+        """As above, but the job starts now, in the second process, after those before it."""
         return self.sampler.ask(self.policy, job, version)
 
     def close(self) -> None:
@@ -253,9 +253,9 @@ class Ahead(InTurn):
 def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):
     """Who plays the episodes: this process (InTurn) or, with --async-rollouts, a second (Ahead).
 
-    load() -> the same policy again; make_env(level) -> an environment; task_seeds(update) -> seeds;
-    evaluations need none of them. Also sets up torch on a CPU: half of its threads are for a second
-    process.
+    load() -> another copy of the policy; make_env(level) -> an environment; task_seeds(update) ->
+    seeds; evaluations need none of these. Also sets torch's CPU threads: a second process gets half
+    of them.
     """
     processes = 2 if cfg.async_rollouts else 1
     threads = max(1, machine.cpu_threads(cfg, policy) // processes)

@@ -1,43 +1,43 @@
-"""Episodes as tensors, cut into pieces that fit into memory; and what an update says about itself.
+"""Episodes as tensors, cut into pieces that fit into memory; and the statistics of an update.
 
     episodes  ->  cut  ->  collate  ->  ids [N, T], mask [N, T-1], and [M] of each sampled token
 
-How a batch is cut changes memory and time, and never the gradient: what each token weighs is
-worked out over the whole batch before (grpo.token_weights).
+How a batch is cut changes memory and time but never the gradient: each token's weight is computed
+over the whole batch first (grpo.token_weights).
 
 An update is measured in the same pass:
 
     log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
     log.add(batch, out, loss)     after every micro-batch: sums over its tokens
-    log.end_epoch()               after each optimizer step's passes: of all processes
+    log.end_epoch()               after an optimizer step's passes: sums over all processes
     log.columns()                 at the end: means per token, the columns of metrics.jsonl
 
 The columns, means over tokens unless said otherwise:
 
     groups_with_signal, advantage_abs   share of groups whose rewards differ; mean |advantage|
-    trained_tokens                      tokens in all epochs
+    trained_tokens                      tokens trained on, in all epochs
     off_policy_steps                    age of the samples, in updates
     lr, loss, grad_norm                 of the last step; the norm before clipping
-    ratio, ratio_max, clip_fraction     the loss's importance ratio; share that is clipped
+    ratio, ratio_max, clip_fraction     the loss's importance ratio; share of tokens clipped
     entropy, mismatch                   nats, before the first step: entropy; |log-prob now -
                                         when sampled|
-    rounding, twice                     nats: the mismatch that rounding explains; only where
+    rounding, twice                     nats: the mismatch that rounding explains; only if
                                         mismatch is larger: how far two equal passes differ
     approx_kl, kl_ref                   nats: KL(sampler || policy); with kl, KL(policy ||
                                         reference)
     importance, capped                  importance weight; share of the tokens at the cap
-    stop_trained                        share of the ends of turns that are in the loss
+    stop_trained                        share of the end-of-turn tokens that are in the loss
     stretch                             change of the loss's log-ratio per change of log-prob: 1,
-                                        or more where a reply's ratio counts as a token's
+                                        or more if each token counts with its reply's ratio
 
-Samples of another policy than the one that is trained come from an older policy
-(--async-rollouts), or from the same weights computed in another way (vLLM in bfloat16).
-`--importance` says what is done. On-policy, where every ratio is 1, all four are the same:
+Samples are off-policy if they come from an older policy (--async-rollouts), or from the same
+weights computed in another way (vLLM in bfloat16). `--importance` chooses the correction.
+On-policy, when every ratio is 1, all four are the same:
 
-    clip        the loss's own ratio is to the sampler, and its clip cuts off      Schulman 2017,
-                what is too far away                                               eq. 7
+    clip        the loss's own ratio is relative to the sampler, and its clip      Schulman 2017,
+                cuts off what is too far away                                      eq. 7
     none        ignore it, treat the samples as on-policy: the loss's ratio is
-                to the policy at the start of the update
+                relative to the policy at the start of the update
     token       as none, but each token weighs min(π/π_sampler, C): truncated      Espeholt 2018,
                 importance sampling                                                §4.1
     sequence    as token, with the ratio of the whole episode: unbiased up to
@@ -46,13 +46,14 @@ Samples of another policy than the one that is trained come from an older policy
 π is the policy at the start of the update, so the weight is a constant and the clip still bounds
 the *step* ("decoupled", Hilton et al. 2022, §3).
 
-On samples that were 8 updates old, `none` and `token` fell to 0 within 30 updates; `clip` and
-`sequence` learnt (results/offpolicy). What seems to break the first two, in which the format of the
-replies falls apart first: replies in a habit that the policy has left still have a negative
-advantage, and their last tokens are those of every good reply (`</think>`, `<answer>`). Token by
-token these are as likely as ever, so `token` pushes them down at full weight. The reply as a whole
-is not likely any more, and only `sequence` sees that. If nothing is stale and only rounding
-differs, the ratio of 2,000 tokens is mostly noise, so `token` is the default there (not measured).
+On samples 8 updates old, `none` and `token` fell to 0 within 30 updates, while `clip` and
+`sequence` learnt (results/offpolicy). In the first two, the format of the replies falls apart
+first. This seems to be why: replies in a habit that the policy has given up still have a negative
+advantage, and they end with the same tokens as every good reply (`</think>`, `<answer>`). Taken one
+by one, these tokens are as likely as ever, so `token` pushes them down at full weight. Only the
+reply as a whole has become unlikely, and only `sequence` sees that. If nothing is stale and only
+rounding differs, the ratio of 2,000 tokens is mostly noise, so `token` is the default there (not
+measured).
 
 Run me: `python -m fast.batches` shows a batch of two episodes.
 """
@@ -68,7 +69,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fast import parallel
 
 IMPORTANCE = ("clip", "none", "token", "sequence")
-CAP = 2.0  # C above. Too small is a bias towards the sampler, too large is noise; not tuned here
+CAP = 2.0  # C above: too small adds bias towards the sampler, too large adds noise; not tuned
 
 MEANS = (
     "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
@@ -96,13 +97,13 @@ class Batch:
     episodes: list
     ids: torch.Tensor  # [N, T] int64
     mask: torch.Tensor  # [N, T-1] bool, True where token t+1 was sampled
-    row: torch.Tensor  # [M] int64, whose token it is
+    row: torch.Tensor  # [M] int64, which row the token is in
     behaviour: torch.Tensor  # [M] log-prob under the policy that sampled it
     advantages: torch.Tensor | None = None  # [M]
-    weights: torch.Tensor | None = None  # [M] of the token in the loss
+    weights: torch.Tensor | None = None  # [M] weight of the token in the loss
     # Filled in at the first forward pass of an update (grpo.set_proximal_and_importance):
     proximal: torch.Tensor | None = None  # [M] log-prob under the denominator of the ratio
-    importance: torch.Tensor | None = None  # [M] what a sample of an older policy weighs besides
+    importance: torch.Tensor | None = None  # [M] extra weight of an older policy's sample
 
 
 def collate(episodes: list, pad: int, device) -> Batch:
@@ -118,8 +119,8 @@ def collate(episodes: list, pad: int, device) -> Batch:
 def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]]:
     """Indices of episodes, cut so that rows · longest <= max_tokens (one episode may be longer).
 
-    shared: rows run a prompt that they share once (fast/logprobs.py), so it counts once, and of the
-    rows only what follows it. A group's members follow each other; it may still be cut in two.
+    shared: a prompt that rows share is run once (fast/logprobs.py), so it counts once, and each row
+    counts only what follows it. A group's members stay together, but a group may be cut in two.
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
@@ -136,7 +137,7 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
 
 
 def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
-    """Cut rows, in this order, so that tokens(a piece) <= most; one row alone may have more."""
+    """Cut rows, in this order, so that tokens(piece) <= most; a single row may have more."""
     found = []
     for row in rows:
         if not found or tokens([*found[-1], row]) > most:
@@ -145,7 +146,7 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
     return found
 
 
-# ----------------------------------------------------------- what an update says about itself
+# ------------------------------------------------------------------- the statistics of an update
 
 
 def importance_weights(
@@ -155,7 +156,7 @@ def importance_weights(
 
     log_ratio [M] is log π - log π_sampler, row [M] says which episode a token belongs to. level
     "token" takes the ratio of the token, "sequence" that of its whole episode (Espeholt et al.
-    2018, §4.1). "clip" and "none" weigh nothing: every token counts 1.
+    2018, §4.1). "clip" and "none" use no weights: every token counts 1.
     """
     if level in ("clip", "none"):
         return torch.ones_like(log_ratio)
@@ -184,7 +185,7 @@ class UpdateLog:
         forward pass.
         """
         self.policy, self.cfg, self.forward = policy, cfg, forward
-        # Each episode with the size of its advantage; those in error do not count.
+        # Each episode with the size of its advantage, except those that ended in an error.
         sizes = [[torch.as_tensor(a).abs().mean().item() for a in row] for row in advantages]
         pairs = [
             (e, size)
@@ -198,18 +199,18 @@ class UpdateLog:
             "advantage_abs": sum(size for _, size in pairs) / n,
             "off_policy_steps": sum(e.age for e, _ in pairs) / n,
             "trained_tokens": sum(one.episode.reply_tokens for one in chosen) * cfg.epochs,
-            # What of `mismatch` number formats explain.
+            # How much of `mismatch` the number format explains.
             "rounding": 0.03 if policy.bfloat16 else 1e-3,
         }
         self.look_twice = not any(e.age for group in groups for e in group)
-        # All sums exist from the start: a process without episodes has to add its zeros.
+        # All sums exist from the start: a process without episodes has to add zeros.
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        self.last: dict[str, float] = {}  # the sums of the epoch before
+        self.last: dict[str, float] = {}  # the sums of the previous epoch
 
     def add(self, batch: Batch, out, loss: torch.Tensor) -> None:
-        """Add a micro-batch: what the policy said of it (grpo.Output), and its loss."""
+        """Add a micro-batch: the policy's output for it (grpo.Output), and its loss."""
         logprobs, old = out.logprobs.detach(), batch.proximal
-        ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # a loss of yours
+        ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # your own loss
         nothing = torch.zeros_like(logprobs)
         of_token = {
             "entropy": out.entropy.detach(),
@@ -220,7 +221,7 @@ class UpdateLog:
             "kl_ref": nothing if out.kl is None else out.kl.detach(),
             "importance": batch.importance,
             "capped": (batch.importance >= CAP * (1 - 1e-6)).float(),
-            # For doctor.py: is the loss's ratio one token's, is the end-of-turn token trained?
+            # For doctor.py: is the loss's ratio per token? Is the end-of-turn token trained on?
             "log_ratio": ratio.clamp(min=1e-30).log().abs(),
             "moved": (logprobs - old).abs(),
         }
@@ -233,8 +234,8 @@ class UpdateLog:
         }
         self.sums = {name: self.sums[name] + sums[name] for name in SUMS}
         self.ratio_max = max(self.ratio_max, ratio.max().item())
-        # Log-probs are not those of the sampler? How far do two equal passes differ? It is asked
-        # at the first pass, if no sample is stale, and costs a healthy run nothing.
+        # If log-probs differ from the sampler's, how far do two equal passes differ? Measured at
+        # the first pass only, if no sample is stale; it costs a healthy run nothing.
         if self.look_twice and of_token["mismatch"].mean() > self.found["rounding"]:
             with torch.no_grad():
                 again = self.forward(self.policy, batch, self.cfg).logprobs
@@ -242,11 +243,11 @@ class UpdateLog:
         self.look_twice = False
 
     def end_epoch(self) -> float:
-        """Add up all processes' sums; returns the loss."""
+        """Add up the sums of all processes; returns the loss."""
         self.last = parallel.sum_numbers(self.sums)
         self.largest = max(parallel.gather([self.ratio_max]))
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        # Before the first step a ratio other than 1 can only be the sampler against the trainer.
+        # Before the first step, a ratio other than 1 means that sampler and trainer disagree.
         first = {name: self.last[name] / self.last["tokens"] for name in ("entropy", "mismatch")}
         self.found = first | self.found
         return self.last["loss"]
@@ -261,7 +262,7 @@ class UpdateLog:
             unused |= {"importance", "capped"}
         means = {name: sums[name] / n for name in MEANS if name not in unused}
         stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
-        moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
+        moved = sums["moved"] > 1e-4 * n  # else stretch would be a quotient of rounding errors
         stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
         whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": self.largest}
         return means | self.found | stops | whole

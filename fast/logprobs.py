@@ -4,13 +4,13 @@
                   hidden_states              token_logprobs: a chunk of them at once
 
 M tokens were sampled. All others (prompts, what an environment says, padding) are only read.
-policy.plain_logprobs computes the same in ten lines. These tricks are exact but for rounding:
+policy.plain_logprobs computes the same in ten lines. These tricks are exact up to rounding:
 
-    run a group's prompt once, its replies attend to it    rows are mostly prompt in letters
+    run a group's prompt once, its replies attend to it    in letters rows are mostly prompt
     run rows of similar length together                    less padding; on a CPU also few enough
                                                            at once for its caches
     logits for a chunk of tokens only                      0.8 GB (16,320 tokens, V 151,936)
-    and their gradient at once, where the head is frozen   the head is run once and not twice
+    and their gradient at once, if the head is frozen      the head is run once and not twice
 
 Run me: `python -m fast.logprobs` compares a group with the plain way.
 """
@@ -26,9 +26,9 @@ from fast.batches import pieces
 from policy import Policy, choices
 
 CHUNK = 512  # tokens whose logits exist at once
-LOGITS = 2**18  # but on a CPU no more than so many logits, 1 MB, or FEWEST tokens
+LOGITS = 2**18  # the most logits at once on a CPU, 1 MB, unless FEWEST tokens have more
 FEWEST = 32
-PIECE = 1024  # tokens in the layers at once on a CPU: 4,096 do not fit its caches, 1.3 times slower
+PIECE = 1024  # tokens in the layers at once on a CPU: 4,096 overflow its caches, 1.3 times slower
 
 
 # --------------------------------------------------------------------------------------- the layers
@@ -38,16 +38,16 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     """The last hidden state at each position that predicts a masked token.
 
     ids [N, T], mask [N, T-1], not all False -> [M, D], row after row. A group's rows begin with the
-    same prompt. It is run once, and every row attends to its keys and values, through which the
-    gradients of all rows flow back:
+    same prompt. It is run once, and every row attends to its keys and values; the gradients of all
+    rows flow back through them:
 
-        prompt -> keys, values -> reply 1      the numbers of whole rows for less work: in letters
-                               -> reply 2      the prompt is more than half of a row
+        prompt -> keys, values -> reply 1      the same numbers for less work: in letters the
+                               -> reply 2      prompt is more than half of a row
                                -> …
 
     Prompts of one length run together, and so do rows of similar length, which saves padding.
-    Tokens after a row's last masked one are not run. (Before prompts went together, and counted
-    once when a batch is cut, SmolLM2's update took 25 s in place of 13.5: at commit 15fcb23 and
+    Tokens after a row's last masked one are not run. (Before prompts ran together, and counted once
+    when a batch is cut, SmolLM2's update took 25 s instead of 13.5: at commit 15fcb23 and
     now, python -m lab.speed --model models/smollm2 --tasks 6 --k 16 --reply 10 --micro-tokens 992;
     two cores, twice each.)
     """
@@ -57,7 +57,7 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     most = PIECE if ids.device.type == "cpu" else 10**9
     number = mask.flatten().cumsum(0).view_as(mask)  # [N, T-1] masked tokens up to here
     ends = (mask * torch.arange(1, mask.shape[1] + 1, device=ids.device)).amax(1).tolist()
-    lengths = (mask.int().argmax(1) + 1).tolist()  # [N] of what comes before the first masked token
+    lengths = (mask.int().argmax(1) + 1).tolist()  # [N] tokens before the first masked one
     rows_of: dict[tuple, list[int]] = {}  # {prompt: its rows}
     for n in sorted((n for n, end in enumerate(ends) if end), key=lambda n: ends[n]):
         rows_of.setdefault(tuple(ids[n, : lengths[n]].tolist()), []).append(n)
@@ -91,7 +91,7 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
 
 
 def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
-    """Prompts to run at once: of one length, so that none is padded, at most so many tokens."""
+    """Prompts to run at once: of one length, so that none is padded, and at most `most` tokens."""
     for length, same in groupby(sorted(prompts, key=len), key=len):
         yield from pieces(same, lambda some: len(some) * length, most)  # noqa: B023
 
@@ -103,7 +103,7 @@ def shares_prompts(lm: torch.nn.Module) -> bool:
 
 
 def attends_to_all(config) -> bool:
-    """Does every layer attend to all that came before, at angles that no text's length changes?"""
+    """Does every layer attend to all earlier tokens, at angles that ignore the text's length?"""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     rope = getattr(config, "rope_parameters", None) or {}
@@ -128,9 +128,9 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: i
     Returns logprobs, entropies: [M] float32, M = mask.sum(), row after row; nats, at `temperature`.
     Gradients flow through the log-probs only; policy.plain_logprobs has them for both.
 
-    The logits of all positions at once, N·T·V floats, are the commonest out-of-memory of RL code (V
-    is 151,936 for Qwen3). So the layers run once, and only masked positions go on to the head,
-    `chunk` at a time (None: CHUNK).
+    The logits of all positions at once, N·T·V floats, are the most common way for RL code to run
+    out of memory (V is 151,936 for Qwen3). So the layers run once, and only masked positions go on
+    to the head, `chunk` at a time (None: CHUNK).
     """
     if not mask.any():
         return torch.zeros(2, 0, device=ids.device).unbind()
@@ -151,8 +151,8 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: i
 def at_once(predict: Callable, hidden: torch.Tensor, targets: torch.Tensor):
     """predict(hidden [C, D], targets [C]) -> log-probs, entropies [C]; the gradient is taken here.
 
-    The logits and all that comes of them are freed. What stays is a direction [D] per token, the
-    gradient of its log-prob to its hidden state.
+    The logits and all that is computed from them are freed. Only a direction [D] per token is kept,
+    the gradient of its log-prob with respect to its hidden state.
     """
     if not hidden.requires_grad:
         return predict(hidden, targets)
@@ -164,7 +164,7 @@ def at_once(predict: Callable, hidden: torch.Tensor, targets: torch.Tensor):
 
 
 def head_outputs(lm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Hidden states [C, D] -> logits [C, V], but for a number that some models multiply them by."""
+    """Hidden states [C, D] -> logits [C, V], before the factor that some models apply."""
     outputs = lm.get_output_embeddings()(hidden).float()
     cap = getattr(lm.config, "final_logit_softcapping", None)  # Gemma 2
     return cap * torch.tanh(outputs / cap) if cap else outputs
@@ -173,9 +173,9 @@ def head_outputs(lm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 @lru_cache(maxsize=1)
 @torch.no_grad()
 def logit_scale(lm: torch.nn.Module) -> float:
-    """What a model multiplies its head's outputs by: Granite, Cohere, Falcon-H1.
+    """The factor that a model multiplies its head's outputs by: Granite, Cohere, Falcon-H1.
 
-    Each has another name for it, so it is measured, once. ValueError if it does something else
+    Each names it differently, so it is measured, once. ValueError if the model does something else
     with them.
     """
     ids = torch.arange(1, 9, device=lm.device)[None] * 37 % lm.config.vocab_size

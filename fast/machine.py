@@ -1,11 +1,11 @@
-"""The machine that a run finds: its system, its memory, its engine, and the model that fits.
+"""The machine that a run is on: its system, its memory, its engine, and the model that fits.
 
     what                    Linux            macOS            Windows
-    most memory so far      resource, KiB    resource, bytes  psutil: the present
-    a call's limit in time  SIGALRM          SIGALRM          a thread, abandoned if late
-    a container's quota     cgroup, v2       no such thing    no such thing
+    peak memory             resource, KiB    resource, bytes  psutil: current memory
+    time limit of a call    SIGALRM          SIGALRM          a thread, abandoned if late
+    quota of a container    cgroup, v2       none             none
 
-Only Linux is run by us; tests/test_machine.py takes away what the others lack. The second half of
+We run it on Linux only; tests/test_machine.py takes away what the others lack. The second half of
 the file plans the memory of a card, and chooses the model and settings that fit it.
 
 Run me: `python -m fast.machine` says what this machine has, and what fits on which card.
@@ -40,7 +40,7 @@ from policy import BIG, EMBEDDED, PICO, PICO_SWARM, Policy, in_bfloat16, pick_de
 
 
 def peak_memory() -> float:
-    """GiB that this process has held at once, at most; on Windows, what it holds now."""
+    """The most memory that this process has held, in GiB; on Windows, what it holds now."""
     try:
         import resource
     except ImportError:
@@ -52,7 +52,7 @@ def peak_memory() -> float:
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """How many cores this container may use at a time (docker --cpus); None: no limit.
 
-    torch counts all cores that it sees.
+    torch itself counts all cores of the machine.
     """
     try:
         most, period = (root / "cpu.max").read_text(encoding="utf-8").split()
@@ -62,33 +62,33 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def free_memory(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """GiB that this process may still take: of the machine, or of its container if that is less."""
+    """GiB that this process may still take: the machine's, or its container's if that is less."""
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError, TypeError):  # no such file, or "max"
         most = int((root / "memory.max").read_text(encoding="utf-8"))
-        # Without what it has read of files, which counts too, and is dropped when there is need.
+        # Cached files count too, but are dropped when memory is needed: count only anon.
         held = re.search(r"^anon (\d+)", (root / "memory.stat").read_text(encoding="utf-8"), re.M)
         free = min(free, most - int(held[1]))
     return free / 2**30
 
 
 def speak_utf8() -> None:
-    """Print "→" and "±" also into a file or a pipe, where Windows would write its own code page."""
+    """Print "→" and "±" into files and pipes too, where Windows would use its own code page."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # not what a test or a notebook has put there
+        if hasattr(stream, "reconfigure"):  # a test or a notebook may have replaced it
             stream.reconfigure(encoding="utf-8", errors="replace")
 
 
 class Hung(BaseException):
-    """No answer in time. No Exception, so that an environment's own `except` cannot swallow it."""
+    """No answer in time. Not an Exception, or an environment's own `except` could swallow it."""
 
 
 def in_time(seconds: float, call: Callable, *given):
-    """call(*given), or Hung after so many seconds.
+    """call(*given); raises Hung after so many seconds.
 
     In a main thread a timer signal interrupts whatever Python is doing, loops, sleeps and regular
-    expressions included, but not C code that never comes back to Python. It rings again every
-    second, in case the call swallows it.
+    expressions included, but not C code that never returns to Python. It fires again every second,
+    in case the call swallows it.
     """
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         return in_thread(seconds, call, *given)
@@ -103,23 +103,23 @@ def in_time(seconds: float, call: Callable, *given):
             return call(*given)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:  # again, because it may have rung in the line above
+    finally:  # again, because it may have fired in the line above
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
 def in_thread(seconds: float, call: Callable, *given):
-    """in_time where there are no timer signals: on Windows, and outside the main thread.
+    """in_time without timer signals: on Windows, and outside the main thread.
 
-    Nobody can end a thread in Python. One that is late is left alone: a call that loops for ever
-    goes on taking its share of this process, and only its result is ignored.
+    Python cannot end a thread, so one that is late is abandoned: a call that loops for ever keeps
+    taking its share of this process, and only its result is ignored.
     """
     answer = Future()
 
     def work():
         try:
             answer.set_result(call(*given))
-        except BaseException as error:  # whatever it is, it is the caller's
+        except BaseException as error:  # whatever it is, the caller gets it
             answer.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
@@ -134,11 +134,11 @@ def in_thread(seconds: float, call: Callable, *given):
 
 
 class CannotGoOn(RuntimeError):
-    """Known to go wrong; its one sentence says what to do (bookkeeping/guard.py prints it)."""
+    """A known failure; its one sentence says what to do (bookkeeping/guard.py prints it)."""
 
 
-# Only torch's own allocator on CUDA raises OutOfMemoryError. Apple's, the driver and the libraries,
-# which ask for workspace of their own, raise RuntimeError (or AcceleratorError, a kind of it).
+# Only torch's own allocator on CUDA raises OutOfMemoryError. Apple's, the driver, and the libraries
+# that allocate their own workspace raise RuntimeError (or its subclass AcceleratorError).
 NO_ROOM = (
     "MPS backend out of memory",
     "CUDA error: out of memory",
@@ -149,7 +149,7 @@ NO_ROOM = (
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Is this a GPU without room?"""
+    """Does this error say that a GPU is out of memory?"""
     said = isinstance(error, RuntimeError) and any(text in str(error) for text in NO_ROOM)
     return said or isinstance(error, torch.OutOfMemoryError)
 
@@ -157,9 +157,9 @@ def out_of_memory(error: Exception) -> bool:
 def give_back_memory() -> None:
     """Have the C library return freed memory to the system, if it can (glibc).
 
-    It keeps freed memory for later, and batches of ever new lengths leave more and more holes in
-    it: two hours of swarm grew by 138 MB per hour although no object was left over. It takes 0.08
-    s, so it is called after long updates only.
+    The library keeps freed memory for later, and batches of ever new lengths fragment it more and
+    more: in two hours of swarm the process grew by 138 MB per hour although no object leaked. The
+    call takes 0.08 s, so it is made after long updates only.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -167,14 +167,14 @@ def give_back_memory() -> None:
 
 # --------------------------------------------------------------------------------- CPU and engine
 
-NARROW, MOST_THREADS = 512, 8  # channels of a narrow model, and threads for it; a guess
+NARROW, MOST_THREADS = 512, 8  # most channels of a narrow model, most threads for it; a guess
 
 
 def cpu_threads(cfg, policy: Policy) -> int:
-    """--threads, or what OMP_NUM_THREADS says, or torch's choice, but on free cores only.
+    """--threads, else OMP_NUM_THREADS, else torch's choice, but no more than there are free cores.
 
-    More threads than free cores wait for each other. A short run took 75 s with 64 threads on two
-    cores, and 16 with two; 24 with two where a container may use one core, and 17 with one.
+    More threads than free cores wait for each other. On two cores, a short run took 75 s with 64
+    threads, and 16 with two; in a container that may use one core, 24 with two, and 17 with one.
     """
     most = torch.get_num_threads()
     if cfg.threads or "OMP_NUM_THREADS" in os.environ:
@@ -185,7 +185,7 @@ def cpu_threads(cfg, policy: Policy) -> int:
 
 
 def free_cores() -> int:
-    """Cores that no other process keeps busy in the half second of this call."""
+    """Cores that no other process keeps busy, measured for half a second."""
     cores = psutil.cpu_count()
     return round(cores * (1 - psutil.cpu_percent(interval=0.5) / 100))
 
@@ -193,10 +193,10 @@ def free_cores() -> int:
 def use_cpu(device, threads: int) -> None:
     """Set torch's threads and, if the model is on a CPU, how it multiplies float32 matrices.
 
-    torch's own choice is MKL, which takes AVX2 on AMD's CPUs even where they have AVX-512. With the
-    precision "medium" it takes oneDNN, which there is 2.2 times as fast and as exact. On CPUs that
-    multiply bfloat16 the same word means 3 digits in place of 7, and log-probs would not be those
-    that were sampled: so its error is measured, here. (On a card it would mean TF32 or worse.)
+    By default torch uses MKL, which takes AVX2 on AMD's CPUs even if they have AVX-512. With
+    precision "medium" it uses oneDNN, which is 2.2 times as fast there and as exact. But on CPUs
+    that multiply in bfloat16, "medium" means 3 digits instead of 7, and log-probs would differ from
+    those of the sampler. So its error is measured here. (On a card it would mean TF32 or worse.)
     """
     torch.set_num_threads(threads)
     if torch.device(device).type == "cpu":
@@ -208,15 +208,15 @@ def use_cpu(device, threads: int) -> None:
 
 
 def which(cfg, device, n_parameters: float = inf) -> tuple[str, str]:
-    """(plain, torch or vllm, why) for a model of this size. ValueError if that cannot be."""
+    """(plain, torch or vllm; why) for a model of this size. ValueError if that cannot work."""
     if cfg.plain:
         return "plain", "--plain"
     on_card = torch.device(device).type == "cuda"
     exact = not in_bfloat16(device, n_parameters)
     if cfg.engine == "vllm" and on_card and exact and cfg.lora_rank:
         raise ValueError(  # its kernels assert it (vllm/lora/ops/triton_ops/lora_shrink_op.py)
-            "--engine vllm: this card has no bfloat16, or the model is small and computes in "
-            "float32, and vLLM has no LoRA in that; take --engine torch"
+            "--engine vllm: it has no LoRA in float32, which small models, and cards without "
+            "bfloat16, compute in; take --engine torch"
         )
     if cfg.engine != "auto":
         return cfg.engine, f"--engine {cfg.engine}"
@@ -243,22 +243,22 @@ def here(cfg, policy: Policy) -> str:
     if kind == "cuda":
         where = f"{torch.cuda.get_device_name(policy.device)} with {card_of(policy.device)}"
     elif kind == "mps":
-        where = "Apple's GPU (MPS), on which we have not run it"
+        where = "Apple's GPU (MPS), which we have not tested"
     wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
     return f"here: {where}, {wide}, {SAMPLERS[engine]} ({why})"
 
 
 # ------------------------------------------------------------------------------- what fits a card
 
-# A run's peak is what it always holds (CUDA's context, the weights, what learns and its two moments
-# in Adam) and the larger of sampling (a second copy of the weights, keys and values) and training
-# (gradients, activations, the logits of a chunk). --model auto takes the largest model of ROOMY
-# that fits and has room, and the first of TRIES that makes it fit. They change how an update is
-# computed and never what is learnt; all that was typed stays as it is.
+# A run's peak is what it always holds (CUDA's context, the weights, the trained weights and their
+# two moments in Adam) plus the larger of sampling (a second copy of the weights, keys and values)
+# and training (gradients, activations, the logits of a chunk). --model auto takes the largest model
+# of ROOMY that fits and has room, with the first settings of TRIES that make it fit. These change
+# how an update is computed and never what is learnt; flags that were typed stay as they are.
 #
-# GiB: weights in bfloat16; LoRA 32 in float32; and of 1,024 tokens the keys and values, an update's
-# activations, and those with gradient checkpointing. Computed from the models' shapes by
-# lab/speed/memory.py of commit 22b9273, which counted what autograd keeps; an H100 took less
+# GiB of: weights in bfloat16; LoRA of rank 32 in float32; and per 1,024 tokens the keys and values,
+# an update's activations, and those with gradient checkpointing. Computed from the models' shapes
+# by lab/speed/memory.py of commit 22b9273, which counted what autograd keeps; an H100 took less
 # (docs/hardware.md).
 SIZES = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": (56.9, 0.1, 0.093, 7.15, 0.3),  # LoRA on attention only
@@ -266,25 +266,25 @@ SIZES = {
     "Qwen/Qwen3-1.7B": (3.21, 0.13, 0.11, 3.34, 0.24),
     "Qwen/Qwen3-0.6B": (1.11, 0.08, 0.11, 2.1, 0.11),
 }
-# GiB of the smallest card for which auto takes a model. By the plan each fits on less, but nobody
-# has measured that, and it would be slow: activations computed twice, hardly any room to sample the
-# 128 replies of a batch. Whoever wants that names the model, and is told what makes it fit.
+# GiB of the smallest card for which auto takes a model. By the plan each fits on less, but that is
+# not measured, and it would be slow: activations computed twice, hardly any room to sample the 128
+# replies of a batch. If you want that, name the model, and a line says what makes it fit.
 ROOMY = {BIG: 32, "Qwen/Qwen3-1.7B": 20, "Qwen/Qwen3-0.6B": 0}
-CONTEXT, LOGITS = 0.6, 1.4  # GiB: CUDA's own; the logits of a chunk and what goes with them
-GRAPHS, VLLM_ROOM = 1.0, 2.3  # GiB: what vLLM keeps while it sleeps; what it needs beside its cache
-ALL_WEIGHTS = 1.18  # times the activations if all weights learn: the norms' inputs are kept too
+CONTEXT, LOGITS = 0.6, 1.4  # GiB: CUDA's context; a chunk's logits and what goes with them
+GRAPHS, VLLM_ROOM = 1.0, 2.3  # GiB: what vLLM keeps asleep; what it needs besides its cache
+ALL_WEIGHTS = 1.18  # factor on activations if all weights learn: norms keep their inputs too
 ROWS = 8  # conversations that our own sampler should play at once, at least
-# The longest conversation: so many replies of so many tokens, and what is said between.
+# The longest conversation: (replies, tokens of each, all tokens in between).
 TALK = {
     "letters": (1, 2048, 192),
     "alphabet": (3, 768, 596),
     "swarm": (25, 512, 4700),
     "yours": (1, 512, 3584),
 }
-# A 4B then takes 63 of an A100's 80 GB; with 16,384 it would take 115 (computed).
+# A 4B model then takes 63 of an A100's 80 GB; with 16,384 it would take 115 (computed).
 MOST_TOKENS = 8192
-# What the plan reads of a run, and what it has unless it says otherwise: settings.py's defaults (a
-# test compares).
+# The settings of a run that the plan reads, with the defaults of settings.py (a test compares
+# them).
 DEFAULTS = {
     "lora_rank": 32,
     "k": 16,
@@ -297,8 +297,7 @@ DEFAULTS = {
     "vllm_sleep": True,
     "async_rollouts": 0,
 }
-# What may be set to make it fit: the first that does is taken. A third of the speed is lost last,
-# and vLLM is given up after that.
+# Settings that may make a run fit: the first that do are taken. vLLM is given up last.
 SHARES = [{"vllm_memory": share} for share in (0.4, 0.5, 0.6)]
 MENDS = (
     {},
@@ -312,7 +311,7 @@ TRIES = [first | mend for first, mend in product(({}, *SHARES, {"engine": "torch
 @dataclass(frozen=True)
 class Card:
     gib: float  # usable, as torch reports it
-    bfloat16: bool = True  # no: all of the plan in float32, twice as wide
+    bfloat16: bool = True  # if not, all of the plan is in float32, twice as wide
 
     def __str__(self) -> str:
         return f"{self.gib:.0f} GB of GPU memory"
@@ -331,15 +330,15 @@ CARDS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """GiB on a card, of a run of a model of SIZES."""
+    """GiB that a run of a model of SIZES takes on a card."""
 
     sampling: float  # at the peak of sampling; infinite if vLLM has no room for its cache
     training: float  # at the peak of an update
-    ahead: float  # while a second process samples on the same card, which lends nothing
+    ahead: float  # while a second process samples on the same card; neither lends memory
 
 
 def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = None) -> Plan:
-    """engine: torch or vllm; settings: what is not as in DEFAULTS."""
+    """engine: torch or vllm; settings: those that differ from DEFAULTS."""
     s = DEFAULTS | (settings or {})
     weights, adapter, kv, plain, checkpointed = SIZES[model]
     wide = 1 if card.bfloat16 else 2
@@ -353,11 +352,11 @@ def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = 
         plain *= ALL_WEIGHTS
     activations = checkpointed if s["gradient_checkpointing"] else plain
     update = wide * (LOGITS + cast + activations * max(s["micro_tokens"], talk) / 1024)
-    held = CONTEXT + policy + 2 * learnt  # Adam has two moments of all that learns
+    held = CONTEXT + policy + 2 * learnt  # Adam has two moments of every trained weight
     if engine == "vllm":
         rollout = s["vllm_memory"] * card.gib
         idle = GRAPHS if s["vllm_sleep"] else rollout
-        # Its cache needs room for 32,768 tokens, or for one conversation.
+        # Its cache needs room for 32,768 tokens, or for a longer conversation.
         if rollout < wide * (weights + max(32, talk / 1024) * kv) + VLLM_ROOM:
             rollout = float("inf")
     else:  # our sampler's copy, and its keys and values, are as wide as the policy's weights
@@ -365,7 +364,7 @@ def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = 
         # sampled by itself.
         tokens = max(s["k"] * opening, ROWS * talk)
         rollout, idle = copy + 1.08 * kv * tokens / 1024 * copy / weights + 0.3, copy
-    trainer = held + learnt + update  # a gradient is as large as what it is of
+    trainer = held + learnt + update  # gradients are as large as what learns
     second = rollout + CONTEXT + policy
     # vLLM has its share of the card; our own sampler in a second process has half of it.
     ahead = trainer + second if engine == "vllm" else 2 * max(trainer, second)
@@ -387,9 +386,9 @@ def card_of(device) -> Card:
 def settings_that_fit(
     model: str, env: str, card: Card, engine: str, asked: dict
 ) -> tuple[dict, float] | None:
-    """(what to set so that a run of this model fits the card, GiB at its peak). None: nothing does.
+    """(settings that make a run of this model fit the card, GiB at its peak), or None.
 
-    engine: the one that samples unless the fit wants another; asked: {flag: value} of what stays.
+    engine: the one that samples, unless the fit needs another; asked: {flag: value} that stay.
     """
     for more in TRIES:
         if not more.keys() & asked.keys():
@@ -402,7 +401,7 @@ def settings_that_fit(
 
 
 def choices(env: str, card: Card, engine: str, asked: dict) -> Iterator[tuple[str, dict, float]]:
-    """(model, what to set, GiB at the peak) of those that auto may take, the largest first."""
+    """(model, settings, GiB at the peak) of the models that auto may take, the largest first."""
     for model, least in ROOMY.items():
         found = settings_that_fit(model, env, card, engine, asked)
         if found and card.gib >= least:
@@ -412,11 +411,11 @@ def choices(env: str, card: Card, engine: str, asked: dict) -> Iterator[tuple[st
 def choose_model(
     name: str, env: str = "letters", device="auto", asked: dict | None = None
 ) -> tuple[str, str, dict]:
-    """(path or hub id, one line that says why, what to set so that it fits).
+    """(path or hub id, one line that says why, settings that make it fit).
 
-    `auto` is the largest of ROOMY that fits here, else the embedded model. asked: {flag: value} of
-    what stays as it is; None: nobody is going to train it. A model that was named gets no settings,
-    but advice.
+    `auto` is the largest of ROOMY that fits here, else the embedded model. asked: {flag: value}
+    that stay as they are; None if the model will not be trained. A model that you name gets advice
+    but no settings.
     """
     device = pick_device(device)
     on_card = torch.device(device).type == "cuda"
@@ -437,19 +436,19 @@ def choose_model(
         if fitting:
             why = f"the hub cannot be reached for {model}, and the cache does not have it"
     small = PICO_SWARM if env == "swarm" else PICO
-    fallback = f"so the embedded {small.name} (0.9M parameters) plays the policy"
+    fallback = f"so the embedded {small.name} (0.9M parameters) is the policy"
     return str(small), f"{why}, {fallback}", {}
 
 
 def engine_for(asked: dict, device) -> str:
-    """What samples on a card if only this was asked for."""
+    """The engine that samples on a card if these flags were typed."""
     return which(SimpleNamespace(**DEFAULTS | asked), device)[0]
 
 
 def advise(model: str, env: str, device, asked: dict) -> str:
-    """What to say of a model that was named and does not fit; "" if it does.
+    """Advice on a named model that does not fit; "" if it fits.
 
-    ValueError if a second process would not fit beside it: its first update would end the run.
+    ValueError if a second process would not fit next to it: the first update would end the run.
     """
     card = card_of(device)
     found = settings_that_fit(model, env, card, engine_for(asked, device), asked)
@@ -458,7 +457,7 @@ def advise(model: str, env: str, device, asked: dict) -> str:
     more = f"it fits with {typed(found[0])}" if found else "no setting that we know makes it fit"
     misfit = f"by the plan it does not fit {card}: {more}"
     if asked.get("async_rollouts"):
-        raise ValueError(f"{model} with --async-rollouts, whose second process shares it; {misfit}")
+        raise ValueError(f"{model} with --async-rollouts, a second process on the card; {misfit}")
     return f"; {misfit}"
 
 
@@ -476,7 +475,7 @@ def within_reach(model: str) -> bool:
     """Is it in the local cache, or does the hub answer?"""
     from huggingface_hub import hf_hub_download
 
-    with suppress(Exception):  # no network, a proxy that says no, a hub that is down: all the same
+    with suppress(Exception):  # no network, a proxy that refuses, a hub that is down: all the same
         hf_hub_download(model, "config.json", etag_timeout=5)
         return True
     return False
@@ -485,15 +484,15 @@ def within_reach(model: str) -> bool:
 # ------------------------------------------------------------------------- what fits a CPU's memory
 
 # GiB of activations at once, 496 tokens of SmolLM2. With 992 an update of 64 replies of 64 tokens
-# peaked at 4.8 GiB in place of 3.2, and took 41 s in place of 43. (python -m lab.speed --model
+# peaked at 4.8 GiB instead of 3.2, and took 41 s instead of 43. (python -m lab.speed --model
 # models/smollm2 --reply 64 --micro-tokens 496, or 992; two cores, once each.)
 ENOUGH = 0.75
 
 
 def kept_per_token(policy: Policy, tokens: int = 32) -> float:
-    """GiB that autograd keeps of a token for the backward pass; measured on a text of so many."""
+    """GiB that autograd keeps per token for the backward pass; measured on a text of `tokens`."""
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
-    kept = {}  # {where it lies: the storage}, so that none is counted twice
+    kept = {}  # {address: the storage}, so that none is counted twice
 
     def keep(tensor):
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
@@ -507,9 +506,9 @@ def kept_per_token(policy: Policy, tokens: int = 32) -> float:
 
 
 def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
-    """Set what an update needs to fit a CPU's memory, unless it was typed; a line that says so.
+    """Choose settings that make an update fit a CPU's memory, unless typed; returns a line on it.
 
-    opening: tokens of a first prompt, turns: at most so many replies. ValueError if not even one
+    opening: tokens of the first prompt; turns: the most replies. ValueError if not even one
     conversation fits.
     """
     if policy.device.type != "cpu" or cfg.micro_tokens:
@@ -517,21 +516,21 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
         return ""
     free = free_memory() / parallel.world()
     width = lambda weights: sum(w.nbytes for w in weights) / 2**30
-    # The sampler's copy; gradients and Adam's two moments; logits and what else comes and goes.
+    # The sampler's copy; gradients and Adam's two moments; logits and other temporaries.
     room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
     kept, longest = kept_per_token(policy), opening + turns * cfg.max_tokens
     if cfg.env in TALK:
         longest = conversation(cfg.env, cfg.max_tokens)[0]
     if kept * longest > room and not cfg.gradient_checkpointing:
         cfg.gradient_checkpointing = True
-    if cfg.gradient_checkpointing:  # of each layer its input, and all of one layer
+    if cfg.gradient_checkpointing:  # the input of each layer, and all of one layer
         shape = policy.lm.config.get_text_config()
         one = kept / shape.num_hidden_layers
         kept = one + shape.num_hidden_layers * shape.hidden_size * 4 / 2**30
     if kept * longest > room:
         raise ValueError(
             f"an update needs {free - room + kept * longest:.1f} GB for a conversation of "
-            f"{longest} tokens, and {free:.1f} are free; lower --max-tokens (now "
+            f"{longest} tokens, but only {free:.1f} are free; lower --max-tokens (now "
             f"{cfg.max_tokens}), or take a smaller model"
         )
     cfg.micro_tokens = int(min(MOST_TOKENS, max(256, min(ENOUGH, room) / kept)))
@@ -550,7 +549,7 @@ def checkpoint_activations(policy: Policy) -> None:
     layers = policy.lm.modules()
     shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
     if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
-        why = "this model has dropout, which would come on too; leave one of them out"
+        why = "it would also turn on this model's dropout; leave it out, or set dropout to 0"
         raise ValueError(f"--gradient-checkpointing: {why}")
     policy.lm.gradient_checkpointing_enable()
     policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on

@@ -6,19 +6,20 @@
                  and the gradient of its share of them
     together     add the gradients up, take the same optimizer step    as large as what learns
 
-One process is the same with nobody to talk to. A rank is one of the processes.
+One process does the same with nobody to talk to. A rank is one of the processes.
 
 Gradients are added, never averaged. A token's weight has the whole batch in its denominator
-(grpo.token_weights), so the parts add up to the gradient of one process. The commoner way, a mean
-per rank and then the mean of the means, gives another gradient whenever ranks hold different
-numbers of tokens, which in RL is always.
+(grpo.token_weights), so the parts add up to the gradient of one process. More commonly each rank
+takes a mean, and then the means are averaged. That gives another gradient whenever ranks hold
+different numbers of tokens, which in RL is always.
 
-So nothing depends on the number of ranks, but for rounding: tasks, samples and gradient are those
+So apart from rounding nothing depends on the number of ranks: tasks, samples and gradient are those
 of one process, and a run may be resumed with another number. All ranks run the same train.py, line
-by line. Only the first one prints, logs and has a folder that is kept.
+by line. Only the first one prints, logs and keeps its run folder.
 
-Each rank sees one card (CUDA_VISIBLE_DEVICES), and so does what it starts. All need to see the run
-folder's disk. Each holds the whole model: it is not sharded over cards (FSDP, tensor parallel).
+Each rank sees one card (CUDA_VISIBLE_DEVICES), and so do the processes it starts. All need access
+to the run folder's disk. Each holds the whole model: it is not sharded over cards (FSDP, tensor
+parallel).
 
 Run me: `python -m fast.parallel` compares the gradient of two processes with that of one.
 """
@@ -44,7 +45,7 @@ def world() -> int:
 
 
 def start() -> None:
-    """Join the others, if torchrun started this process. All but the first fall silent.
+    """Join the others, if torchrun started this process. All but the first stop printing.
 
     Call it before anything touches CUDA.
     """
@@ -57,10 +58,10 @@ def start() -> None:
             raise SystemExit(f"{number}, and there are {n} cards; lower --nproc-per-node")
         cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(n)))
         os.environ["CUDA_VISIBLE_DEVICES"] = cards.split(",")[mine]
-    # A rollout may keep the others waiting for long. A rank that dies ends torchrun and with it all
-    # the others, so nothing is gained by timing out early.
+    # A rollout may keep the others waiting for long. A rank that dies ends torchrun, and that ends
+    # all the others, so nothing is gained by timing out early.
     dist.init_process_group("cpu:gloo,cuda:nccl" if n else "gloo", timeout=timedelta(hours=3))
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # processes started from here are no ranks
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # processes started from here are not ranks
         del os.environ[name]
     if rank():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
@@ -80,7 +81,7 @@ def stop() -> None:
 
 
 def share(things: list) -> list:
-    """Every world-th of them, from the rank-th on: fair even if they are sorted by length."""
+    """Every world-th thing, from the rank-th on: fair even if they are sorted by length."""
     return things[rank() :: world()]
 
 
@@ -105,12 +106,12 @@ def from_first(thing):
 
 
 def any_rank(flag: bool) -> bool:
-    """Does any rank say yes? All have to ask at the same place."""
+    """Does any rank say yes? All of them have to call this at the same point."""
     return any(gather([flag]))
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace every gradient by its sum over the ranks; one with nothing to train on adds zeros."""
+    """Replace every gradient by its sum over ranks; a rank with nothing to train on adds zeros."""
     if world() == 1:
         return
     for p in parameters:

@@ -12,7 +12,7 @@ Llama/Qwen family; `PlainDecoder` calls the model itself, so any causal LM works
 takes the fast one only if it computes what the model computes.
 
 Each row brings its own random numbers, one per token, so it does not depend on its neighbours: the
-same seed gives the same sample, whatever else is in the batch. policy.PlainSampler is the same
+same seed gives the same sample, whatever else is in the batch. policy.PlainSampler does the same
 without tricks.
 
 Run me: `python -m fast.sampler` samples four answers to one question and checks their log-probs.
@@ -29,7 +29,7 @@ from fast.logprobs import attends_to_all
 from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
 from policy import Policy, Sample, draw, encode, first_line, plain_logprobs, render
 
-SLICE = 32  # conversations of an evaluation at a time, on a card: a small model's batch of swarm
+SLICE = 32  # conversations at a time on a card in an evaluation: a small model's batch of swarm
 PACK = 8  # finished rows are dropped once they are an eighth of the batch: dropping copies the rest
 
 
@@ -40,17 +40,17 @@ class TorchSampler:
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
         self.decoder = make_decoder(policy)
-        # Tokens whose keys and values are decoded at once, at most; and of conversations that long
-        # together no caches are kept.
+        # The most tokens whose keys and values are in memory at once; prompts that are longer than
+        # most_kept together keep no caches.
         self.room = self.most_kept = 10**12
-        if policy.device.type == "cpu":  # no error is raised there: the system ends the process
+        if policy.device.type == "cpu":  # it raises no error: the system ends the process
             free = free_memory() * 2**30 / 2
             self.room = self.most_kept = int(free / cache_bytes(policy.lm.config))
             if policy.lm.config.get_text_config().hidden_size > NARROW:
                 # A wide model keeps the cores busy with fewer rows; more only take memory.
                 self.max_rows = min(max_rows, 128)
-        self.version = 0  # how many updates the policy that it samples from has seen
-        # An evaluation has more tasks than a batch. A CPU's memory takes the caches of all.
+        self.version = 0  # how many updates the sampled policy has had
+        # An evaluation has more tasks than a batch. A CPU's memory has room for all their caches.
         self.conversations = SLICE if policy.device.type == "cuda" else None
 
     def sync(self, version: int = 0) -> None:
@@ -60,7 +60,7 @@ class TorchSampler:
 
     @contextmanager
     def asleep(self):
-        """`with sampler.asleep():` the trainer works, and may have the memory of our cache."""
+        """`with sampler.asleep():` the trainer works, and may use the memory of our cache."""
         self.decoder.forget()
         yield
 
@@ -70,10 +70,10 @@ class TorchSampler:
 
         seeds[g][i] is a tuple of ints: the seed of the random numbers for sample i of prompt g.
         keep: give each sample its cache, for the conversation's next turn. caches[g] is the cache
-        that an earlier call gave for the beginning of prompt g (then k is 1); it is emptied while
-        it is copied. Both only save time, and an engine may ignore them. Out of memory? First the
-        kept caches go, then the rows are halved.
-        CannotGoOn with a one-sentence message if not even one prompt fits.
+        that an earlier call returned for the beginning of prompt g (then k is 1); it is emptied
+        while it is copied. Both only save time, and an engine may ignore them. If memory runs out,
+        the kept caches are dropped first, then the rows are halved. CannotGoOn with a one-sentence
+        message if not even one prompt fits.
         """
         caches = caches or [None] * len(prompts)
         tokens = k * sum(map(len, prompts))
@@ -138,7 +138,7 @@ class TorchSampler:
 
 
 def cache_bytes(config) -> int:
-    """What the keys and values of a token take, in float32."""
+    """Bytes that the keys and values of one token take, in float32."""
     config = config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
     channels = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -155,17 +155,17 @@ def sample_each(
     temperature: float,
     keep: bool,
 ) -> list[Sample]:
-    """One sample per prompt, [n]; equal prompts that nothing was read of yet are read once.
+    """One sample per prompt, [n]; equal prompts without a cache are read once.
 
-    prompts [n] of token ids; seeds [n]: what each sample draws its random numbers from; caches [n]:
-    what an earlier sample kept of its prompt, or None. keep: keep caches for the next turn. The
-    seconds of sampling are added to sampler.seconds.
+    prompts [n] of token ids; seeds [n]: the seed of each sample's random numbers; caches [n]: what
+    an earlier turn kept of the prompt, or None. keep: keep caches for the next turn. The seconds
+    spent are added to sampler.seconds.
     """
     alike: dict[object, list[int]] = {}  # {a prompt that is read once: its samples}
     for i, (prompt, cache) in enumerate(zip(prompts, caches)):
         alike.setdefault(i if cache else tuple(prompt), []).append(i)
     found: dict[int, Sample] = {}
-    for k in sorted({len(members) for members in alike.values()}):  # one, if no episode failed
+    for k in sorted({len(members) for members in alike.values()}):  # one size, if no episode failed
         groups = [members for members in alike.values() if len(members) == k]
         asked, known = ([x[group[0]] for group in groups] for x in (prompts, caches))
         own = [[seeds[i] for i in group] for group in groups]
@@ -195,9 +195,10 @@ class Decoder:
 
         Each prompt is read once, then its keys and values are copied. room: steps that may follow.
         caches [G][L] hold those of its first tokens, if an earlier turn has read them; they are
-        emptied. 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8 (one run).
+        emptied. With them, 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8
+        (one run).
         """
-        self.forget()  # the batch before
+        self.forget()  # the previous batch
         self.pad, self.slot, self.length = pad, 0, ids.shape[1] + room
         self.begin(ids, caches)
         logits = self.run(ids[:, self.slot :])
@@ -207,10 +208,10 @@ class Decoder:
 
 
 class PlainDecoder(Decoder):
-    """A decoder on the Hugging Face model itself: slower, and right for every causal LM.
+    """A decoder on the Hugging Face model itself: slower, but right for every causal LM.
 
     It samples from the policy's own weights. It keeps no caches: a conversation's next turn reads
-    all of it again.
+    everything again.
     """
 
     def __init__(self, policy: Policy):
@@ -249,9 +250,10 @@ class PlainDecoder(Decoder):
 class FastDecoder(Decoder):
     """Our forward pass for the Llama/Qwen family, on a private copy of the weights, LoRA included.
 
-    A small model on a CPU does little arithmetic in a step. What costs are the microseconds that
-    each operation takes to start, and memory that is read twice. So: LoRA folded into the weights,
-    q, k and v in one product, gate and up in another; few operations, no copies.
+    A small model on a CPU does little arithmetic in a step. The time goes into the microseconds
+    that each operation takes to start, and into memory that is read twice. So LoRA is folded into
+    the weights; q, k and v are one product, gate and up another; there are few operations, no
+    copies.
 
     Shapes: G prompts of P tokens, B rows (G · k samples, fewer as they finish), S new tokens of
     each (1 in a step), L layers, D channels, Hq query heads and Hkv key heads of d channels each,
@@ -295,14 +297,14 @@ class FastDecoder(Decoder):
         self.head = self.embed if head is self.trunk.embed_tokens.weight else head.clone()
 
     def forget(self) -> None:
-        """Give the memory of the caches back."""
+        """Free the caches."""
         self.caches = []
 
     def begin(self, ids: torch.Tensor, caches) -> None:
         """Make the caches [L] of [2, G, Hkv, P, d], and fill in what earlier turns have read.
 
-        Then `slot` is where the first token stands that any row has not read. The rows' own caches
-        are emptied layer by layer, so no more than one layer is in memory twice.
+        Then `slot` is the first place that some row has not read. The rows' own caches are emptied
+        layer by layer, so no more than one layer is in memory twice.
         """
         (G, P), starts = ids.shape, self.pad.tolist()
         ends = [start + cache[0].shape[2] for start, cache in zip(starts, caches)]
@@ -327,9 +329,9 @@ class FastDecoder(Decoder):
         self.slot = end
         key = torch.arange(end, device=ids.device)
         query = key[begin:, None]  # [S, 1]
-        # Query i sees key j if j <= i and j is no padding. Padding sees itself: no key gives NaN.
+        # Query i sees key j if j <= i and j is not padding. Padding sees itself: no keys give NaN.
         seen = (key <= query) & (key >= self.pad[:, None, None]) | (key == query)  # [B, S, end]
-        # With a mask, enable_gqa leaves a card only the kernel that writes all scores down. So the
+        # With a mask, enable_gqa leaves a card only the kernel that writes out all scores. So the
         # queries that share a head of keys become more queries of that head; no keys are copied.
         mask = torch.where(seen, 0.0, -torch.inf).to(self.embed.dtype)
         mask = mask.repeat_interleave(group, 1)[:, None]  # [B, 1, S·group, end]
@@ -383,16 +385,16 @@ def folded(linear: torch.nn.Module) -> torch.Tensor:
 # ------------------------------------------------------------------------------------ which decoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers FastDecoder knows
-# In bfloat16, models of 24 and 36 layers and random weights differ from themselves by 0.03 to 0.06
-# nats if they are padded, and the fast decoder from them by 1.5 to 2.9 times as much (16 models). A
-# forgotten norm in one layer of 36 makes it more than 6 times (tests/test_sampler.py).
+# In bfloat16, models of 24 and 36 layers with random weights differ from themselves by 0.03 to 0.06
+# nats if padded, and the fast decoder differs from them by 1.5 to 2.9 times as much (16 models). If
+# it forgets a norm in one layer of 36, it is more than 6 times (tests/test_sampler.py).
 TIMES = 6
 
 
 def make_decoder(policy: Policy) -> Decoder:
     """The fast decoder if it computes what the model computes, else the plain one.
 
-    Its `why` is a line that says which one it is, and for what reason.
+    Its `why` is a line that says which one it is, and why.
     """
     plain, kind = PlainDecoder(policy), policy.lm.config.model_type
     slow = "plain decoder, many times slower than the fast one"
@@ -410,10 +412,10 @@ def make_decoder(policy: Policy) -> Decoder:
 
 @torch.no_grad()
 def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
-    """Nats between the log-probs of decoder and model; and of the model with itself, padded.
+    """Nats between the log-probs of decoder and model; and between the model and itself, padded.
 
-    The mean over 4 prompts of 16 tokens and 4 steps of what a sampled token's log-prob is off by:
-    bfloat16 rounds a logit of 20 by 0.06, also those of tokens that are never sampled.
+    How far a sampled token's log-prob is off, on average over 4 prompts of 16 tokens and 4 steps.
+    Sampled, because bfloat16 rounds a logit of 20 by 0.06, even of a token that is never sampled.
     """
     text = torch.arange(1, 81, device=policy.device).view(4, 20) * 37 % policy.lm.config.vocab_size
 

@@ -5,7 +5,7 @@
     new weights          the card
 
 The interface is TorchSampler's: token ids in, sampled ids and their log-probs out. No text passes
-through vLLM, so it needs no tokenizer. Two programs hold the same weights, and three things can go
+through vLLM, so it needs no tokenizer. Two programs hold the same weights, so three things can go
 wrong:
 
     stale weights   LoRA: every sync hands the adapter over under a *new* name, number and folder.
@@ -19,16 +19,16 @@ wrong:
                     greedy with the log-prob of temperature 1, as in policy.draw.
     memory          vLLM takes `memory` of the card, and gives it back while the trainer needs it.
 
-A group's k samples are k requests, each seeded by seeds[g][i]. That costs nothing: vLLM cuts a
+A group's k samples are k requests, each seeded by seeds[g][i]. That costs nothing: vLLM splits a
 request for n samples into n anyway, and the prompt is read once, since the others find it in the
 prefix cache (96 of 100 tokens for k = 8: all but the last block). So a sample depends on its prompt
-and seed and not on the rest of the batch, but for the last bit: other neighbours, other rounding.
+and seed and not on the rest of the batch, except in the last bit: other neighbours, other rounding.
 It is *not* TorchSampler's sample from that seed: the random numbers are vLLM's. `caches` and `keep`
 are ignored, because the prefix cache does the same for a conversation's next turn.
 
-In one process (VLLM_ENABLE_V1_MULTIPROCESSING=0): a reload is a copy, errors arrive as exceptions,
-and the order of events is the same in every run. On a CPU, vLLM makes torch.set_num_threads do
-nothing once it has started: call that before.
+vLLM runs in our process (VLLM_ENABLE_V1_MULTIPROCESSING=0), so a reload is a copy, errors arrive as
+exceptions, and the order of events is the same in every run. On a CPU, vLLM makes
+torch.set_num_threads do nothing once it has started: call that before.
 
 `make test-vllm` tests all of this on a CPU, in float32. Sleep, bfloat16 and CUDA graphs need a
 card, and we have not run them yet.
@@ -51,14 +51,14 @@ from fast.machine import CannotGoOn, out_of_memory
 from fast.sampler import show
 from policy import Policy, Sample, first_line
 
-# Tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by it: Qwen3-4B's
-# 262,144 would cost gigabytes.
+# Most tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by this:
+# Qwen3-4B's own 262,144 would cost gigabytes.
 LONGEST = 32768
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as max_lora_rank
 
 
 def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int):
-    """vLLM's LLM over the policy's base weights. SystemExit with one sentence if that fails."""
+    """vLLM's LLM with the policy's base weights. SystemExit with one sentence if that fails."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of choices made on purpose
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -92,7 +92,7 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         "max_model_len": min(longest, context),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # not the model's
+        "generation_config": "vllm",  # not the model's own
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "enforce_eager": not cuda,  # CUDA graphs only with CUDA
@@ -104,7 +104,7 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
     }
     if cuda:
         options["gpu_memory_utilization"] = memory
-        torch.cuda.empty_cache()  # memory that torch holds unused looks taken to vLLM
+        torch.cuda.empty_cache()  # to vLLM, memory that torch holds unused looks taken
     else:  # the default block of 128 would cache no short prompt
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
     try:
@@ -146,7 +146,7 @@ class VllmSampler:
 
         seeded: every request brings its seed, so that a sample does not depend on the batch; on a
         card vLLM may draw seeded requests one by one. sleeps: vLLM lends its share to the trainer,
-        which costs seconds per update; else its share has to fit beside the trainer. longest:
+        which costs seconds per update; else its share has to fit next to the trainer. longest:
         tokens of a run's longest conversation.
         """
         self.policy, self.seeded, self.sleeps = policy, seeded, sleeps
@@ -166,7 +166,7 @@ class VllmSampler:
         self.version = version
 
     def _hand_over(self, name: str) -> None:
-        """Give vLLM the adapter under a name and number that it never saw; drop the old one."""
+        """Give vLLM the adapter under a name and number that are new to it; drop the old one."""
         from vllm.lora.request import LoRARequest
 
         folder, old = Path(self.home.name) / name, self.adapter
@@ -186,9 +186,9 @@ class VllmSampler:
             shutil.rmtree(old.lora_path, ignore_errors=True)
 
     def _reload(self) -> None:
-        """Copy every weight of the policy into vLLM's, which converts it as it did at the start.
+        """Copy every weight of the policy into vLLM, which converts it as it did at the start.
 
-        Every weight: files of save_pretrained leave out an output matrix that is tied to the
+        Every weight, because save_pretrained's files leave out an output matrix that is tied to the
         embedding, and then vLLM on a CPU goes on multiplying by its packed copy of the old one
         (log-probs off by 2 nats in our test). The state dict has it under both names.
         """
@@ -247,7 +247,7 @@ class VllmSampler:
         return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]
 
     def _as_sample(self, output) -> Sample:
-        """vLLM keeps the stop token among the ids, where it may also be the last allowed one."""
+        """vLLM keeps the stop token among the ids; it may be the last token that was allowed."""
         assert not self.adapter or output.lora_request.lora_int_id == self.adapter.lora_int_id
         reply = output.outputs[0]
         ids = list(reply.token_ids)
@@ -258,14 +258,14 @@ class VllmSampler:
     def asleep(self):
         """`with sampler.asleep():` the card is the trainer's. On a CPU nothing happens.
 
-        Weights go to main memory, the cache is dropped. After an error in there the engine stays
+        Weights go to main memory, the cache is dropped. After an error inside, the engine stays
         asleep: waking it could hide the error. CannotGoOn if too little of the card is free to wake
         up.
         """
         if self.policy.device.type != "cuda" or not self.sleeps:
             yield
             return
-        self.llm.sleep(level=1)  # level 2 drops the weights: noise until the next sync
+        self.llm.sleep(level=1)  # level 2 would drop the weights: noise until the next sync
         yield
         torch.cuda.empty_cache()  # torch still holds what the backward pass used
         try:
@@ -284,7 +284,7 @@ class VllmSampler:
 
 
 def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
-    """vLLM's output for each request, in order. A batch too large for the memory goes in halves."""
+    """vLLM's output for each request, in order. A batch too large for memory is halved."""
     from vllm import RequestOutput
 
     prompts, params = zip(*requests)
@@ -297,7 +297,7 @@ def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
         if not out_of_memory(error):
             raise
         llm.llm_engine.abort_request(ids, internal=True)
-        llm.reset_prefix_cache()  # it lists blocks before they are computed; these never were
+        llm.reset_prefix_cache()  # it lists blocks before they are computed, and these never were
         if len(requests) == 1:
             raise
     half = len(requests) // 2

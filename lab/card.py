@@ -1,9 +1,9 @@
-"""An update of Qwen3-4B's shape on a card, in seconds and memory beside the plan's: results/card.json.
+"""An update of Qwen3-4B's shape on a card: seconds, and memory against the plan: results/card.json.
 
     python -m lab.card 2 16 256        # 2 tasks, 16 samples of each, 256 tokens
 
-A 4B needs no download: its weights are random, and no reply ends by itself. Our own sampler
-samples, and not vLLM. Without a card it runs on the CPU, and nothing is written.
+The 4B model needs no download: its weights are random, and no reply ends by itself. Our own sampler
+is used, not vLLM. Without a card it runs on the CPU, and nothing is written.
 """
 
 import shutil
@@ -52,7 +52,7 @@ def random_model(folder: Path) -> Path:
 
 
 def clocked(act) -> tuple[object, dict]:
-    """What it returns, and its seconds and GiB: what tensors took on the card, at most."""
+    """(what it returns, {its seconds, GiB}): the most that tensors took on the card."""
     if ON_CARD:
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
@@ -65,7 +65,7 @@ def clocked(act) -> tuple[object, dict]:
 
 
 def big(tasks: Positional[int], k: Positional[int], longest: Positional[int]) -> dict:
-    """An update with a large model's defaults for letters; then of one task, saving memory."""
+    """An update with a large model's defaults for letters; then of one task, to save memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as room:
         policy = load_policy(str(random_model(Path(room) / "model")), 32, 64, DEVICE)
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)

@@ -3,22 +3,23 @@
     python -m lab.claims                    # every claim with its verdict
     python -m lab.claims thinking           # one: its source, its numbers, the commands of its runs
 
-A claim is data, in lab/claims.toml: its sentence, where it is from, how it was read, the arms that
-test it (flags of train.py), and checks: each is one number, with what is predicted of it.
-results/claims.json has that number for every seed, or for every unit that scripts played (a
-scenario, or a seed of a simulation). Everything else is computed here: interval, verdict, and the
-tables of docs/trust.md. Commit 22b9273 makes the numbers from run folders.
+A claim is data, in lab/claims.toml: its sentence, its source, how we read it, the arms that test it
+(flags of train.py), and its checks: each is one number with a prediction. results/claims.json has
+that number for every seed, or for every unit that scripts played (a scenario, or a seed of a
+simulation). Everything else is computed here: intervals, verdicts, and the tables of docs/trust.md.
+Commit 22b9273 makes the numbers from run folders.
 
-The verdict comes from the interval of a number, never from the means alone:
+The verdict comes from the interval of a number, never from means alone:
 
     holds      above (below): the whole interval lies above (below) the number. equal: it lies
-               within the margin (a test of equivalence: no difference found is no evidence of none)
+               within the margin (a test of equivalence: finding no difference does not show that
+               there is none)
     fails      it lies on the other side; or below the smallest difference that would matter; or,
                for equal, outside the margin
     undecided  anything else; more seeds make the interval narrower
 
-A claim of several parts is reported part by part. No correction is made for the number of checks:
-of forty predictions that are not so, one holds by luck.
+A claim of several parts is reported part by part. There is no correction for the number of checks:
+of forty false predictions, one holds by luck.
 """
 
 import json
@@ -34,19 +35,20 @@ from metrics import Interval
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = tomllib.loads((ROOT / "lab/claims.toml").read_text(encoding="utf8"))
-# The rule for seeds, written down before they are run: 3 seeds; 6 and then 12 while a part that
-# decides is undecided. Who looks three times may be wrong three times, so each look asks for the
-# interval at 98.3%: three looks at 1.7% err in 5% of the cases at most, however they hang together
-# (Bonferroni). On made-up claims with normal noise, "above 0" was said to hold of a truth of 0 in
-# 2.4% of 4,000 cases, and in 5.4% by three looks at 95% (22b9273, results/claims/rule.md).
-# Scripts play a number of units that was fixed before: one look, at 95%.
+# The rule for seeds, written down before they are run: 3 seeds; then 6 and then 12 while a part
+# that decides is undecided. Three looks are three chances to be wrong, so each look uses the
+# interval at 98.3%: three looks at 1.7% err in 5% of the cases at most, however they depend on each
+# other (Bonferroni). On made-up claims with normal noise and a truth of 0, "above 0" was said to
+# hold in 2.4% of 4,000 cases, and in 5.4% with three looks at 95% (22b9273,
+# results/claims/rule.md). Scripts play a number of units that was fixed beforehand: one look, at
+# 95%.
 LOOKS = (3, 6, 12)
 LEVEL = 1 - 0.05 / len(LOOKS)
 PLURAL = {"holds": "hold", "fails": "fail"}
 
 
 @dataclass(frozen=True)
-class Check:  # lab/claims.toml says what the fields are
+class Check:  # lab/claims.toml explains the fields
     text: str
     rows: list | dict = ()  # see interval
     expect: str = ""
@@ -61,17 +63,17 @@ class Check:  # lab/claims.toml says what the fields are
 
     @property
     def of_units(self) -> bool:
-        """Are these units of a script? They are dozens; seeds are LOOKS[-1] at most."""
+        """Are these units of a script? There are dozens of them, but at most LOOKS[-1] seeds."""
         return isinstance(self.rows, dict) or len(self.rows) > LOOKS[-1]
 
     @property
     def verdict(self) -> str:
-        """Of seeds, more may follow: they are judged by a wider interval than is shown."""
+        """More seeds may follow, so they are judged by a wider interval than the one shown."""
         return verdict(self, interval(self.rows, 0.95 if self.of_units else LEVEL, self.most))
 
 
 def checks(name: str, beside: bool = False) -> list[Check]:
-    """The checks of a claim with their rows, or the numbers that were measured beside it."""
+    """The checks of a claim with their rows, or the numbers that were measured besides."""
     kept = json.loads((ROOT / "results/claims.json").read_text(encoding="utf8"))["claims"][name]
     if beside:
         return [Check(text, decides=False, **how) for text, how in kept["beside"].items()]
@@ -84,12 +86,12 @@ def interval(rows: list | dict, level: float = 0.95, most: float = 1.0) -> Inter
 
     rows: a number per seed; or [tasks] per seed, the same tasks for all, also written as a sign per
     task ("-0+" is [-1, 0, 1]); or {"a": …, "b": …}, two independent samples, for a minus b. most:
-    how large a number can be, either way, if all that were seen agree.
+    how large a number can be, either way, if all values agree.
 
         Var = Var_seeds(differences) / S + Var_tasks(difference averaged over seeds) / T
 
-    with Student's t and Satterthwaite's degrees of freedom (1946). What varies within a run is
-    counted in both terms, which errs to the safe side.
+    with Student's t and Satterthwaite's degrees of freedom (1946). Variation within a run is
+    counted in both terms, which errs on the safe side.
     """
     if isinstance(rows, dict):
         a, b = (np.asarray(rows[side], float) for side in "ab")
@@ -119,7 +121,7 @@ def verdict(check: Check, i: Interval) -> str:
 
 
 def in_parts(verdicts: list[str]) -> str:
-    """'2 hold, 1 fails' of a claim of several parts that differ; else the verdict of all."""
+    """'2 hold, 1 fails' if the parts of a claim differ; else their common verdict."""
     counts = [(verdicts.count(v), v) for v in ("holds", "fails", "undecided") if v in verdicts]
     several = ", ".join(f"{n} {v if n == 1 else PLURAL.get(v, v)}" for n, v in counts)
     return several if len(counts) > 1 else verdicts[0]
@@ -132,7 +134,7 @@ def parts(name: str) -> str:
 
 # ------------------------------------------------------------------------------- words
 def number(x: float, check: Check, like: float, sign: str = "") -> str:
-    """One digit for points, percent and what is large. like: the mean that it stands beside."""
+    """One digit for points, percent and large numbers, else three. like: the mean next to it."""
     digits = 1 if check.scale == 100 or abs(like) >= 10 else 3
     return f"{check.scale * x:{sign}.{digits}f}"
 

@@ -1,17 +1,17 @@
-"""Environments that some arms of lab/study.py need and no reader does, each as FILE.py:CLASS.
+"""Environments that only arms of lab/study.py need, each as FILE.py:CLASS.
 
     python train.py --env lab/environments.py:Chance --updates 150 --max-tokens 320
     python train.py --env lab/environments.py:Lengths --model models/pico_long --curriculum
 
-Spelt      letters of tiers 1 to 5, the word spelt in the question
-Chance     letters of tier 6, paid by the toss of a coin: is it the reward that teaches?
+Spelt      letters of tiers 1 to 5, with the word spelt in the question
+Chance     letters of tier 6, paid by a coin toss: is it the reward that teaches?
 Lengths    letters in levels of length, for a curriculum: tier 6, then up to the 150 of tier 7
 Exactly    the same in levels of one length each, for the curve of docs/letters.md
 Lawless    the swarm without tax, audit, decay or circuit breaker
 Strict     the swarm with each rule as tight as it ever is on hard scenarios
-Tossed     the sums of `make real`, paid by the toss of a coin
+Tossed     the sums of `make real`, paid by a coin toss
 
-And an expert for sums that shows the way: in_two_steps (docs/real.md).
+And an expert for sums that shows its steps: in_two_steps (docs/real.md).
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from env_letters import TIERS, Letters
 from env_swarm import Swarm
 from swarm.bots import draw_scenario
 
-# The first level is tier 6, the last one tier 7; those between ask for tier 7's 12 to 20 letters.
+# The first level is tier 6, the last tier 7; those in between ask for tier 7's 12 to 20 letters.
 BETWEEN = {"80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130)}
 EXACT = {str(n): (n, n) for n in range(60, 151, 10)}
 for level, size in (BETWEEN | EXACT).items():
@@ -48,7 +48,7 @@ class Exactly(Lengths):
 
 
 class Spelt(Letters):
-    """Spaces stand between the letters: SmolLM2's tokens are pieces of words, and so it sees them.
+    """With spaces between the letters: SmolLM2's tokens are pieces of words, and hide them.
 
     verl-recipe's char_count does the same with dashes, for the same model.
     """
@@ -67,8 +67,8 @@ class Spelt(Letters):
 
 
 class Chance(Letters):
-    """On some bases GRPO brings out a habit even if rewards say nothing (Shao et al. 2025,
-    "Spurious Rewards"). Here nearly every group has a signal, and none is about the answer."""
+    """With some base models GRPO brings out a habit even if rewards are random (Shao et al. 2025,
+    "Spurious Rewards"). Here nearly every group has a signal, but none is about the answer."""
 
     levels = [6]
 
@@ -79,14 +79,14 @@ class Chance(Letters):
         return super().score() | {"reward": float(COIN.integers(2))}
 
 
-# Tossed once per episode of this process. A run's first check asks that the expert earn more than
-# silence: of four tosses each, with this seed it does.
+# Tossed once per episode of this process. A run's first check requires that the expert earn more
+# than empty replies: with this seed, over four tosses each, it does.
 COIN = np.random.default_rng(3)
 SUMS = "chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=2,pay=full"
 
 
 class Tossed(Generator):
-    """The sums of `make real`: an answer is paid 0 or 1, whichever it is, and none earns 0."""
+    """The sums of `make real`: any answer is paid 0 or 1 at random, and no answer 0."""
 
     def __init__(self):
         vars(self).update(vars(open_known(f"reasoning_gym:{SUMS}", True)))

@@ -1,12 +1,12 @@
 """docs/live: the trained model in a page, with the snapshots of one run to slide through.
 
-    python -m lab.live             # the page's data; trains runs/live-0 first, if it is not there
-    python -m lab.live --lines     # the lines of the page's links, after a chapter has changed
+    python -m lab.live             # write the page's data; first trains runs/live-0 if missing
+    python -m lab.live --lines     # update line numbers in the page's links, after edits
 
 The run is train.py's letters run, seed 0. A run overwrites its checkpoint, so the adapter is copied
 at the updates that the slider shows. Adapters are shipped as int8 with a float32 scale for each of
-the 32 directions, 0.3 MB each; what the page shows of a snapshot (accuracy, habits) is measured
-here on exactly those rounded weights. tests/test_live.py holds the page's JavaScript to torch.
+the 32 directions, 0.3 MB each; a snapshot's accuracy and habits on the page are measured here on
+exactly those rounded weights. tests/test_live.py compares the page's JavaScript with torch.
 """
 
 import base64
@@ -50,7 +50,7 @@ def read_json(path: Path):
 
 # ------------------------------------------------------------------------------- a run
 def train_run() -> Path:
-    """train.py as it is, in this process; the checkpoints that are shown are copied in time."""
+    """train.py as it is, in this process; the checkpoints to show are copied in time."""
     save = records.save_checkpoint
 
     def save_and_keep(folder, policy, optimizer, state, *more):
@@ -67,7 +67,7 @@ def train_run() -> Path:
 
 
 # ------------------------------------------------------------------------------- weights as text
-# {the page's name: the files'}, in the order of the page's bytes: what learns, then the norms
+# {the page's name: the file's}, in the order of the page's bytes: what learns, then the norms
 LINEAR = {name: f"self_attn.{name}_proj" for name in "qkvo"}
 LINEAR |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
@@ -120,7 +120,7 @@ def text_of(*arrays: np.ndarray) -> str:
 
 
 def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
-    """Give the policy these adapter weights; None: those that change nothing."""
+    """Give the policy these adapter weights; None: zeros, which change nothing."""
     for name, p in policy.trainable().items():
         key = name.replace(".default", "")
         p.data = torch.zeros_like(p) if adapter is None else adapter[key].clone()
@@ -128,7 +128,7 @@ def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
 
 # ------------------------------------------------------------------------------- what is measured
 def measure(rollout) -> dict:
-    """Exact answers, greedy; the share of each habit at temperature 1. On development tasks."""
+    """Exact answers, greedy, and each habit's share at temperature 1, on development tasks."""
     seeds = [settings.DEV_SEEDS + i for i in range(EXACT)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
@@ -175,7 +175,7 @@ def tasks_of(make_env) -> list[list[str]]:
 
 # ------------------------------------------------------------------------------- the page's files
 def write(run: Path, data: Path) -> None:
-    """data/*.js of the page, of a finished run with its snapshots."""
+    """Write the page's data/*.js from a finished run and its snapshots."""
     kept, cfg = sorted((run / "snapshots").iterdir()), read_json(run / "config.json")
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
@@ -214,9 +214,9 @@ LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\
 
 
 def with_lines(page: str) -> str:
-    """The page with the number of each line that its links name by its text.
+    """The page, with current numbers for the lines that its links name by their text.
 
-    SystemExit if a line is not there, or not one.
+    SystemExit if no line, or more than one, has the text.
     """
 
     def renew(link: re.Match) -> str:
@@ -233,7 +233,7 @@ def with_lines(page: str) -> str:
 
 
 def main(lines: bool = False) -> None:
-    """lines: only bring the page's links up to date."""
+    """lines: only update the page's links."""
     if lines:
         page = PAGE / "index.html"
         page.write_text(with_lines(page.read_text()))

@@ -1,12 +1,12 @@
-"""The docs as a site with a search: every page and every file of the repository, into site/.
+"""The docs as a site with a search, in site/: every page and every file of the repository.
 
     make docs                       # or, with requirements/all.txt: python -m lab.site
 
 The generator is zensical; its configuration, docs/zensical.toml, has the reading order. On GitHub
 the pages link to each other and to code by relative paths. Here they are laid out in the same
-folders, so the same links hold, and a link to a file of code, or to a line of it, leads to a page
-that shows it with line numbers. A dead link in a page of Markdown fails the build;
-tests/entrance/test_site.py reads the links of what was built.
+folders, so the same links work, and a link to a code file, or to a line in it, leads to a page that
+shows it with line numbers. A dead link in a Markdown page fails the build;
+tests/entrance/test_site.py checks the links of the built site.
 """
 
 import os
@@ -25,19 +25,19 @@ LIST = re.compile(r"(?m)^(?![*|>#\s-]|\d+\. )(.+)\n(?=(?:[*-]|\d+\.) )")  # righ
 
 
 def page_of(file: str) -> str:
-    """Where a file is laid out: train.py as train.py.md."""
+    """Where a file is laid out: train.py becomes train.py.md."""
     if file.endswith(".ipynb"):
         return file.removesuffix(".ipynb") + ".md"
     return f"{file}.md" if Path(file).suffix in CODE else file
 
 
 def built(file: str) -> str:
-    """Where the site has it: README.md is the index.html of its folder."""
+    """Where the site has a file: README.md is the index.html of its folder."""
     return re.sub(r"README\.md$", "index.md", page_of(file)).replace(".md", ".html")
 
 
 def linked(file: str, text: str, files: set[str]) -> str:
-    """The text with its links to other files as the site has them."""
+    """The text, with its links to other files changed to those of the site."""
 
     def link(match: re.Match) -> str:
         goal = os.path.normpath(os.path.join(os.path.dirname(file), match[2]))
@@ -52,7 +52,7 @@ def linked(file: str, text: str, files: set[str]) -> str:
 
 
 def lay_out(file: str, files: set[str], folder: Path) -> None:
-    """One of the files, into `folder`."""
+    """Write one of the files into `folder`."""
     place = folder / page_of(file)
     place.parent.mkdir(parents=True, exist_ok=True)
     if file.endswith(".ipynb"):
@@ -73,7 +73,7 @@ def lay_out(file: str, files: set[str], folder: Path) -> None:
 
 
 def main(into: Path = ROOT / "site") -> None:
-    """What was in the folder goes."""
+    """Build the site; whatever was in the folder is removed."""
     listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
     files = {file for file in listed.splitlines() if (ROOT / file).is_file()}
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,7 @@ def main(into: Path = ROOT / "site") -> None:
             lay_out(file, files, work / "pages")
         shutil.copy(ROOT / "docs" / "zensical.toml", work)
         build = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-        subprocess.run(build, cwd=work, check=True)  # it says what is wrong
+        subprocess.run(build, cwd=work, check=True)  # it prints what is wrong
         shutil.rmtree(into, ignore_errors=True)
         shutil.copytree(work / "site", into)
 

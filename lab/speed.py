@@ -1,4 +1,4 @@
-"""How fast is it? A GRPO update and sampling, ours beside its peers.
+"""How fast is it? A GRPO update, and sampling, next to its peers.
 
     python -m lab.speed                 # all that is installed here, into results/speed.json
     python -m lab.speed --model models/smollm2 --reply 64 --trl-batch 16 --trl-dtype bfloat16
@@ -6,14 +6,14 @@
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
 have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, threads, AdamW,
-and one optimizer step. No reply ends before its time, so each side makes tasks x k x reply tokens.
-Rewards are 0 and 1 in turn, so that every group has a signal. TRL gets what makes it fast: no
+and one optimizer step. No reply ends early, so each side makes tasks x k x reply tokens. Rewards
+are 0 and 1 in turn, so that every group has a signal. TRL gets what makes it fast: no
 checkpointing, no logs, and the batch and number format that you name.
 
-In each round every side runs once, in a process of its own, which warms up before it is timed. The
-rounds stand in the file as they were measured, beside the arms that it had before; memory is that
-of the whole process. Compare ratios, round by round: a machine that shares its host drifts by a
-fifth within minutes.
+In each round every side runs once, in its own process, which warms up before it is timed. The file
+keeps the rounds as measured, next to the arms that it had before; memory is that of the whole
+process. Compare ratios, round by round: a machine that shares its host drifts by a fifth within
+minutes.
 """
 
 import itertools
@@ -41,7 +41,7 @@ from rollout import play, prompt_ids
 from settings import Config
 
 SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
-SIDES = {  # and the package of each
+SIDES = {  # {side: its package}
     "update_ours": "torch",
     "update_trl": "trl",
     "sampling_ours": "torch",
@@ -85,7 +85,7 @@ def seconds(batch: Callable[[int], object]) -> float:
 
 
 def tossed(tasks: int, k: int) -> torch.Tensor:
-    """Advantages [tasks, k] of 1 and -1 in turn: training takes as long, whatever was right."""
+    """Advantages [tasks, k] of 1 and -1 in turn: training takes as long, whatever is right."""
     return (1.0 - 2.0 * (torch.arange(k) % 2)).expand(tasks, k)
 
 
@@ -195,7 +195,7 @@ def sampling_vllm(setup: Setup) -> float:
 
 # ------------------------------------------------------------------------------- the comparison
 def alone(side: str, setup: Setup) -> dict:
-    """A side in a process of its own: {seconds, mb, tokens}."""
+    """A side in its own process: {seconds, mb, tokens}."""
     code = "from lab.speed import *; from fast.machine import peak_memory; "
     code += f"found = {{'seconds': {side}({setup!r}), 'mb': 1024 * peak_memory()}}; "
     code += "print('FOUND', json.dumps(found))"
@@ -208,7 +208,7 @@ def alone(side: str, setup: Setup) -> dict:
 
 
 def peers(setup: Setup) -> dict:
-    """{"model, side, package": its rounds} of every side that is installed."""
+    """{"model, side, package": its rounds} for every side that is installed."""
     arms = {}
     for side, package in SIDES.items():
         for found in metadata.distributions(name=package):

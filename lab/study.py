@@ -1,17 +1,17 @@
-"""What trains the arms of a table that are missing. lab/study.toml has every table's arms as data.
+"""Train the missing arms of a table. lab/study.toml has every table's arms as data.
 
-    python -m lab.study --list                       # the tables, their arms, how many seeds are done
-    python -m lab.study letters                      # all that results/letters.json does not have yet
+    python -m lab.study --list                       # the tables, their arms, and the seeds done
+    python -m lab.study letters                      # what results/letters.json does not have yet
     python -m lab.study letters --arms grpo chance --seeds 2 --runs /tmp/runs --results /tmp/results
 
-A fair table sets its own arm beside everything that might do as well, each at its best:
+A fair table compares its own arm with everything that might do as well, each at its best:
 
     sweep       each setting of an arm with seed 0; the best is chosen on *development* tasks
-    seeds       the best setting with every seed; how many is said before the first run
+    seeds       the best setting with every seed; their number is fixed before the first run
     held-out    only then does a policy play tasks that no run has looked at
 
-results/TABLE.json grows by a setting or a seed at a time. What stands in it is not run again, and a
-run that was cut goes on where it was. lab/tables.py makes the pages' tables of it. A seed's entry:
+results/TABLE.json grows by one setting or seed at a time. Results that it has are not run again,
+and a run that was cut off continues. lab/tables.py makes the pages' tables from it. A seed's entry:
 
     {"seed": 0, "held_out": {WORLD: {"greedy": {"exact": "0110…"}, "sampled": …}},
      "development": {"after_sft": "0100…", "final": "0110…"}, "work": 2.4, "seconds": 455.0}
@@ -47,19 +47,19 @@ from lab.tables import RESULTS, ROOT, digits, keep, numbers
 from policy import encode, load_policy
 from rollout import play
 
-# What lab/study.toml need not say; it says what the fields are.
+# Defaults of lab/study.toml, which explains the fields.
 TABLE = {"decodings": ["greedy", "sampled"]}
 ARM = {"flags": "", "sweep": [], "seeds": 99, "worlds": [], "of": "", "begun": 0}
 ARM |= {"best_of": 1, "player": ""}
-SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 held 39 of 80 GB
-KEEPING = threading.Lock()  # arms that grow at the same time write one file
+SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 took 39 of 80 GB
+KEEPING = threading.Lock()  # arms that grow at the same time write to one file
 
 
 # ---------------------------------------------------------------------------- one run
 def train(flags: str, folder: Path, here: Sequence[str]) -> None:
-    """train.py with these flags, and those of this machine (here), into this folder.
+    """Run train.py with these flags, and those of this machine (here), into this folder.
 
-    Not if it has finished; it goes on if it was cut.
+    A finished run is left alone; one that was cut off continues.
     """
     if (folder / "summary.json").exists():
         return
@@ -71,7 +71,7 @@ def train(flags: str, folder: Path, here: Sequence[str]) -> None:
 
 
 def told(folder: Path, measure: str) -> dict:
-    """What a finished run says of itself: development tasks, work, seconds."""
+    """What a finished run reports: development tasks, work, seconds."""
     summary, tasks = json.loads((folder / "summary.json").read_text()), {}
     for line in map(json.loads, (folder / "evals.jsonl").read_text().splitlines()):
         if line["trained"] and line["stage"] in ("before", "after_sft", "final"):
@@ -82,7 +82,7 @@ def told(folder: Path, measure: str) -> dict:
 
 # ---------------------------------------------------------------------------- held-out tasks
 def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -> dict:
-    """{decoding: {measure: values}} of held-out tasks, by the policy of this folder."""
+    """{decoding: {measure: values}} on held-out tasks, by the policy of this folder."""
     cfg, _ = settings.command_line(flags.split())
     refusals.check(cfg)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
@@ -113,8 +113,8 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
 
 @dataclass
 class Begun:
-    """A sampler whose replies begin with the first words of an expert that derives, so that the
-    base has chosen its habit: the most that choosing one can bring. An episode at a time."""
+    """A sampler that begins each reply with the first words of an expert that derives, so the habit
+    is chosen for the base: the most that choosing one can bring. One episode at a time."""
 
     inner: TorchSampler
     policy: object
@@ -139,7 +139,7 @@ class Begun:
 
 # ---------------------------------------------------------------------------- a whole table
 class Table:
-    """A table of lab/study.toml, and where its runs and its results are."""
+    """A table of lab/study.toml, with the places of its runs and results."""
 
     def __init__(self, name: str, said: dict, runs: Path, results: Path, here: Sequence[str] = ()):
         said = TABLE | said
@@ -150,9 +150,9 @@ class Table:
         self.file = results / f"{name}.json"
 
     def grow(self, name: str, seeds: int, each: Callable = map) -> None:
-        """Run what the results do not have of an arm: its sweep, then its seeds.
+        """Run what the results do not yet have of an arm: its sweep, then its seeds.
 
-        each: as the built-in map; a pool's runs several at a time.
+        each: like the built-in map; a pool's map runs several at a time.
         """
         arm, kept = self.arms[name], self.kept(name)
         missing = [s for s in arm["sweep"] if s not in kept["swept"]]
@@ -171,7 +171,7 @@ class Table:
             self.keep(name, kept)
 
     def play(self, name: str, setting: str, seed: int) -> dict:
-        """Train and play the held-out tasks: what is kept of a seed."""
+        """Train, and play the held-out tasks; returns a seed's entry."""
         arm = self.arms[name]
         trained = arm["of"] or name
         folder = self.runs if arm["player"] else self.run(trained, setting, seed)
@@ -191,7 +191,7 @@ class Table:
         return f"{self.flags} {self.arms[name]['flags']} {setting}"
 
     def kept(self, name: str) -> dict:
-        """What the results have of an arm. Another process may have added to them."""
+        """The results of an arm so far. Another process may have added to them."""
         new = {"what": self.arms[name]["what"], "settings": "", "swept": {}, "seeds": []}
         arms = json.loads(self.file.read_text())["arms"] if self.file.exists() else {}
         return arms.get(name, new)
@@ -202,13 +202,13 @@ class Table:
 
 
 def read_tables(runs: Path, results: Path = RESULTS, here: Sequence[str] = ()) -> dict[str, Table]:
-    """{name: table}, of lab/study.toml. here: flags of this machine, that no result depends on."""
+    """{name: table} of lab/study.toml. here: flags of this machine, on which no result depends."""
     tables = tomllib.loads((ROOT / "lab" / "study.toml").read_text(encoding="utf8"))
     return {name: Table(name, said, runs, results, here) for name, said in tables.items()}
 
 
 def grow_together(table: Table, arms, seeds: int, workers: int) -> None:
-    """All arms at a time, in so many processes; those of the first arms start first."""
+    """All arms at once, in so many processes; runs of the first arms start first."""
     spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a fork
     with ProcessPoolExecutor(workers, spawn) as pool, ThreadPoolExecutor(len(arms)) as threads:
         grown = [threads.submit(table.grow, arm, seeds, pool.map) for arm in arms]
@@ -227,8 +227,8 @@ def main(
     list: bool = False,
 ) -> None:
     """arms: only these. seeds: at most so many. runs: where each table gets a folder for its runs.
-    results: the folder of TABLE.json. threads: of a run. workers: runs at a time, which may share a
-    card. list: only say what there is."""
+    results: the folder of TABLE.json. threads: per run. workers: runs at a time, which may share a
+    card. list: only print what there is."""
     here = ["--threads", f"{threads}"]
     if workers > 1 and torch.cuda.is_available():
         here += ["--micro-tokens", f"{SHARED}"]

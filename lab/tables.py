@@ -1,13 +1,13 @@
 """The tables of README.md and docs/, made from results/*.json, so that the pages cannot drift.
 
     python -m lab.tables            # make every table again, in place, between its markers
-    python -m lab.tables --check    # change nothing; say what does not agree
+    python -m lab.tables --check    # change nothing; report what does not agree
 
-A page holds `<!-- table: NAME -->`, the table, `<!-- end -->`. TABLES has, for each NAME, the rows
-and the columns; `made` writes any of them.
-results/TABLE.json has one entry per arm and seed, with one digit or number per task, so that every
-interval can be computed again. An interval in a page's prose must stand in one of these tables, on
-any page: `wrong` names those that do not. tests/test_tables.py runs the check.
+A page has `<!-- table: NAME -->`, the table, `<!-- end -->`. TABLES has the rows and columns of
+each NAME; `made` writes any of them. results/TABLE.json has one entry per arm and seed, with one
+digit or number per task, so that every interval can be computed again. An interval in a page's
+prose must also be in one of these tables, on any page: `wrong` lists those that are not.
+tests/test_tables.py runs the check.
 """
 
 import json
@@ -50,9 +50,9 @@ def read(name: str) -> dict:
 
 
 def keep(file: Path, head: dict, arms: dict) -> None:
-    """Put arms into a result, beside those that it has.
+    """Add arms to a result file, or replace them.
 
-    Each arm has a line of its own, so that a diff shows what has grown.
+    Each arm has its own line, so that a diff shows what has grown.
     """
     data = json.loads(file.read_text(encoding="utf8")) if file.exists() else {}
     arms = data.pop("arms", {}) | arms
@@ -74,7 +74,7 @@ def table(head: str, rows: Iterable[list]) -> str:
 
 
 def made(rows: Iterable[dict], columns: dict[str, Cell]) -> str:
-    """A table. columns: {title: cell}, with " | " in both if they are of several columns.
+    """A table. columns: {title: cell}, with " | " in both if they are several columns.
 
     A cell is a format string of the row's fields, or a function of the row. It is empty if the row
     lacks what it shows.
@@ -96,31 +96,31 @@ def digits(values: list) -> str | list:
 
 
 def numbers(values: str | list) -> np.ndarray:
-    """What `digits` has made short; a number that stands for all tasks is one."""
+    """The inverse of `digits`; a single number for all tasks stays one."""
     return np.array([*values] if isinstance(values, str) else values, dtype=float)
 
 
 def scores(arm: dict, measure: str = "exact", how: str = "greedy", world: str = "") -> list:
-    """[seeds][tasks] of an arm's held-out tasks; of its first world, if none is named."""
+    """[seeds][tasks] of an arm's held-out tasks, in its first world if none is named."""
     worlds = [seed["held_out"] for seed in arm["seeds"]]
     ways = [held[world or next(iter(held))] for held in worlds]
     return [numbers(way.get(how, next(iter(way.values())))[measure]) for way in ways]
 
 
 def over(rows: list) -> Interval:
-    """The mean of [seeds][tasks], its interval over seeds and tasks; of one policy, over tasks."""
+    """The mean of [seeds][tasks], its interval over seeds and tasks; for one policy, over tasks."""
     return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows)
 
 
 def percent(rows: list, digits: int = 1) -> str:
-    """Of what is right or wrong: the share, which lies between 0 and 1."""
+    """The share of right answers; its interval stays between 0 and 1."""
     found = over(rows)
     share = replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
     return share.percent(digits)
 
 
 def less(ours: list, theirs: list) -> Interval:
-    """Ours minus theirs, paired by seed and task; one policy stands beside every seed."""
+    """Ours minus theirs, paired by seed and task; a single policy is paired with every seed."""
     if len(ours) == 1 == len(theirs):
         return metrics.gain(theirs[0], ours[0])
     theirs = theirs * len(ours) if len(theirs) == 1 else theirs
@@ -128,7 +128,7 @@ def less(ours: list, theirs: list) -> Interval:
 
 
 def on_cpu(row: dict, held_out: bool = False) -> str:
-    """What a seed of results/real.json came to, of the arm that a row of results/card.json has."""
+    """The result in results/real.json of the arm and seed of a row of results/card.json."""
     seeds = {seed["seed"]: seed for seed in read("real")["arms"][row["arm"]]["seeds"]}
     seed = seeds[row["seed"]]
     tasks = scores({"seeds": [seed]})[0] if held_out else numbers(seed["development"]["final"])
@@ -141,7 +141,7 @@ def share(right: float, n: int) -> str:
 
 # ------------------------------------------------------------------------------- arms and cells
 def arms(table: str, *names: str) -> list[dict]:
-    """The arms of results/TABLE.json, or those named; each with its name, and beside the others."""
+    """The arms of results/TABLE.json, or those named; each with its name, and with the others."""
     found = read(table)["arms"]
     return [found[name] | {"name": name, "others": found} for name in names or found]
 
@@ -152,19 +152,19 @@ def stages(table: str, **names: str) -> list[dict]:
 
 
 def seeds(arm: dict) -> str:
-    """How many are done, and of how many if more were planned."""
+    """How many seeds are done, and of how many if more were planned."""
     done = len(arm["seeds"])
     planned = arm.get("planned", done)
     return f"{done} of {planned}" if done < planned else f"{done}"
 
 
 def of_seeds(arm: dict, key: str) -> list:
-    """[seeds][tasks] of a measure that stands beside the held-out tasks."""
+    """[seeds][tasks] of a measure that is kept besides the held-out tasks."""
     return [numbers(seed[key]) for seed in arm["seeds"]]
 
 
 def work(arm: dict) -> str:
-    """Its mean work, if it was trained."""
+    """An arm's mean work, if it was trained."""
     return f"{np.mean([seed['work'] for seed in arm['seeds']]):.1f}"
 
 
@@ -191,7 +191,7 @@ def difference(arms: dict, a: str, b: str, how="greedy", world="", measure="rewa
 
 
 def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()) -> Cell:
-    """An arm minus the row's, in points if a share. The rows of `but` have none."""
+    """An arm minus the row's arm, in points if a share. The rows in `but` have none."""
 
     def cell(arm: dict) -> str:
         found = difference(arm["others"], ours, arm["name"], how, "", measure)
@@ -240,7 +240,7 @@ def gained(arm: dict) -> list:
 
 
 def best_guess(tier: int, n: int = 256) -> np.ndarray:
-    """[n] development tasks: 1 where the commonest counts of as many letters are right."""
+    """[n] development tasks: 1 if the commonest counts for that many letters are right."""
     env, truths = Letters(tier, "binary", False, "bare"), []
     for seed in range(DEV_SEEDS, DEV_SEEDS + n):
         env.reset(seed)
@@ -250,7 +250,7 @@ def best_guess(tier: int, n: int = 256) -> np.ndarray:
 
 
 def off_the_guess(arm: dict) -> str:
-    """How many tasks are right at the end and not by the best guess, or the reverse; each seed."""
+    """How many tasks are right at the end but not by the best guess, or vice versa; each seed."""
     guess = best_guess(int(arm["name"][-1]))
     return " ".join(f"{abs(final - guess).sum():.0f}" for final in stage_of(arm, "final"))
 
@@ -482,7 +482,7 @@ GAINS = {  # (better, worse): what the step from the second to the first is call
 
 
 def governed() -> dict[str, list[dict]]:
-    """{governance: [the numbers of each share, a value per seed]}"""
+    """{governance: [the numbers at each share, a value per seed]}"""
     return {arm["name"]: list(arm["shares"].values()) for arm in arms("governance")}
 
 
@@ -561,7 +561,7 @@ def swarm_worlds() -> Iterable[list]:
 
 
 def swarm_published() -> Iterable[list]:
-    """Which of the published findings come out again: sampled, from the base to after GRPO."""
+    """Which published findings can be reproduced: sampled, from the base to after GRPO."""
     data = read("swarm")
     for said in data["findings"]:
         before, after = (measured(data["arms"][arm], said["measure"]) for arm in ("base", "grpo"))
@@ -598,7 +598,7 @@ def swarm_both() -> Iterable[list]:
 
 
 def verdict(change: Interval, side: int | None) -> str:
-    """side: the publication says that it rises (1), falls (-1), stays (0), or nothing (None)."""
+    """side: published to rise (1), to fall (-1), to stay (0), or nothing is said (None)."""
     if side is None:
         return "nothing to compare with"
     moved = int(change.low > 0) - int(change.high < 0)
@@ -662,7 +662,7 @@ TABLES |= {
         swarm_worlds(),
     ),
     "swarm_also": lambda: table("reward | greedy | sampled", swarm_also()),
-    "swarm_rules": lambda: table(  # what the rules are worth that the published texts leave open
+    "swarm_rules": lambda: table(  # how much the rules matter that the published texts leave open
         "what | adds to the reward",
         (
             [what, Interval(**found).signed()]
@@ -806,7 +806,7 @@ TABLES |= {
 
 # ------------------------------------------------------------------------------- trust
 def lessons() -> list[dict]:
-    """The claims, each with the verdicts of its parts; those that hold whole come first."""
+    """The claims, each with the verdicts of its parts; those that hold entirely come first."""
     rows = [claim | {"parts": claims.parts(name)} for name, claim in claims.CLAIMS.items()]
     return sorted(
         rows, key=lambda r: 0 if r["parts"] == "holds" else 1 if "fail" in r["parts"] else 2
@@ -814,7 +814,7 @@ def lessons() -> list[dict]:
 
 
 def claim_numbers() -> Iterable[list]:
-    """What decides each claim, and what a page cites beside it."""
+    """The checks that decide each claim, and the numbers that pages cite besides."""
     for name in claims.CLAIMS:
         for check in claims.checks(name):
             *row, verdict = claims.row(check)
@@ -822,12 +822,12 @@ def claim_numbers() -> Iterable[list]:
 
 
 def doctor() -> Iterable[list]:
-    """What the doctor finds in others' logs, why, and the one thing to set first with TRL."""
+    """What the doctor finds in others' logs, why, and what to set first with TRL."""
     logged = {mine for names in logs.NAMES.values() for mine in names.values()}
     seen = {}
     for name, illness in ILLNESSES.items():
         if not logged.issuperset(illness["columns"][:1]):
-            continue  # only our own runs log what it looks at
+            continue  # only our own runs log its columns
         flags = cure(name, logs.TRL)
         first = seen.setdefault(flags, name)
         yield [name, illness["causes"][0], flags if first == name else f"as *{first}*"]
@@ -869,12 +869,12 @@ def remake(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Without what bold type and units add to a number."""
+    """The text without bold type and units."""
     return re.sub(r"[*+%]| points", "", text)
 
 
 def wrong(texts: dict[str, str]) -> list[str]:
-    """Intervals in the prose of these pages ({name: text}) that stand in no table, a line each."""
+    """Intervals in the prose of these pages ({name: text}) that are in no table, a line each."""
     made = plain("".join(found[0] for text in texts.values() for found in MARK.finditer(text)))
     out = []
     for name, text in texts.items():

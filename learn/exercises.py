@@ -6,15 +6,15 @@ files are read.
                                 3 draw
     and how sure are we, whom to trust?    10 interval, 11 gate
 
-They are a few lines each, and each has a mistake that is easy to make and hard to see in a run's
-curves. Open this file, read a docstring, put your lines in place of `raise NotImplementedError` and
-run it. You are compared with the very functions of the book: first on known cases (equal rewards,
-an episode in error, no task at all), then on random ones, the same for everybody. If you differ,
-you are told the first input that shows it (learn/judge.py does it; it has the answers too).
+Each is a few lines long, and each has a mistake that is easy to make and hard to see in a run's
+curves. Open this file, read a docstring, replace `raise NotImplementedError` with your lines, and
+run the file. Your functions are compared with the real ones: first on known cases (equal rewards,
+an episode in error, no task at all), then on random ones, the same for every reader. If they
+differ, you see the first input that shows it (learn/judge.py does this; it has the answers, too).
 
 Every docstring ends with a question. You know the function when you can answer it.
 
-Run me: `python -m learn.exercises` checks all, `python -m learn.exercises 3` the third one;
+Run me: `python -m learn.exercises` checks all, `python -m learn.exercises 3` the third;
 `--hint 3` and `--answer 3` help.
 """
 
@@ -26,10 +26,10 @@ from env_letters import Task, parse_answer  # noqa: F401  (for the first one)
 
 
 def partial_reward(task: Task, reply: str) -> float:
-    """1. What a reply to a letter-counting task is worth if parts are paid, in [0, 1].
+    """1. The reward of a reply to a letter-counting task with partial credit, in [0, 1].
 
     parse_answer(reply, are several letters asked for?) gives {letter: count}; for a single letter
-    the count; or None: then the reply is worth 0. It is worth 0.1 for a wrong single count, or if
+    the count; or None: then the reply is worth 0. It is worth 0.1 if a single count is wrong, or if
     it is not about exactly the letters asked for; otherwise 0.1 + 0.9 · (share of the letters whose
     counts are exactly right).
 
@@ -37,7 +37,7 @@ def partial_reward(task: Task, reply: str) -> float:
         '<answer>{"a": 3, "n": 2, "q": 1}</answer>'  ->  0.1 + 0.9 · 2/3 = 0.7
 
     The real one: env_letters.score_reply; look after you have tried.
-    Question: the 0.1 helps a beginner to find the format. What else does paying parts teach, and
+    Question: the 0.1 helps a beginner to find the format. What else does partial credit teach, and
     what does `--reward binary` teach instead?
     """
     raise NotImplementedError
@@ -50,8 +50,8 @@ def conversation(
     policy chose the token.
 
     Each reply is what was sampled, with its end-of-turn token (2). After each but the last comes a
-    delta: what the template and the environment put between two turns. Only tokens that are True
-    are ever learnt from.
+    delta: what the template and the environment put between two turns. The policy learns only from
+    tokens that are True.
 
         prompt [1, 5, 2, 1], replies [[7, 8, 2], [9, 2]], deltas [[1, 6, 2, 1]]  ->
         [1, 5, 2, 1,  7, 8, 2,  1, 6, 2, 1,  9, 2],
@@ -119,8 +119,8 @@ def group_advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """6. lengths [N] float32, the sampled tokens of each episode -> [N]: what each of *its tokens*
-    weighs. The loss is Σ weight · token's loss.
+    """6. lengths [N] float32, the sampled tokens of each episode -> [N]: the weight of each of *its
+    tokens*. The loss is Σ weight · token's loss.
 
     "grpo"     the mean over each episode's tokens, then the mean over episodes; a length of 0
                counts as 1 (Shao et al. 2024, eq. 3)
@@ -141,26 +141,26 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 def clipped_loss(
     logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, eps: float, eps_high: float
 ) -> torch.Tensor:
-    """7. The loss of each sampled token, [M]. Given, all [M]: its log-prob now, its log-prob when
-    it was sampled, its episode's advantage.
+    """7. The loss of each sampled token, [M], from (all [M]) its log-prob now, its log-prob when it
+    was sampled, and its episode's advantage.
 
     - min(ratio · A, clip(ratio, 1 - eps, 1 + eps_high) · A), ratio = p_now / p_old
     (Schulman et al. 2017, eq. 7; two eps: Yu et al. 2025, §3.1).
-    Checked are its values and their gradient with respect to logprobs.
+    Its values and their gradient with respect to logprobs are checked.
 
         p 0.25 -> 0.25, A =  1:                loss -1,    gradient -1
         p 0.2  -> 0.3,  A =  1, eps_high 0.28: loss -1.28, gradient  0
         p 0.2  -> 0.3,  A = -1, eps_high 0.28: loss  1.5,  gradient  1.5
 
     The real one: grpo.clipped_loss; look after you have tried.
-    Question: in a healthy run the printed loss is about 0 and the ratio 1.000. Why is something
-    learnt all the same?
+    Question: in a healthy run the printed loss is about 0 and the ratio 1.000. Why does the policy
+    learn all the same?
     """
     raise NotImplementedError
 
 
 def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -> torch.Tensor:
-    """8. How much each token counts that an older policy sampled -> [M].
+    """8. How much each token from an older policy counts -> [M].
     log_ratio [M]: log p - log p_sampler of each token; row [M] int64: its episode.
 
     min(p(episode) / p_sampler(episode), cap), the same for all its tokens: truncated importance
@@ -169,8 +169,8 @@ def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -
         log_ratio log [0.8, 0.5, 3], row [0, 0, 1], cap 2  ->  [0.4, 0.4, 2]
 
     The real one: fast.batches.importance_weights; look after you have tried.
-    Question: each of 1,000 tokens is 1% less likely than when it was sampled. What would they weigh
-    token by token, and what here?
+    Question: each of 1,000 tokens is 1% less likely than when it was sampled. What would their
+    weights be token by token, and what are they here?
     """
     raise NotImplementedError
 
@@ -180,7 +180,7 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     log-probs [M] -> [M].
 
     r - log r - 1 with r = p_reference / p (Schulman 2020, "Approximating KL divergence", k3).
-    Checked are its values and their gradient with respect to logprobs.
+    Its values and their gradient with respect to logprobs are checked.
 
         p 0.5, reference 0.25: r = 0.5  ->  0.5 + 0.693 - 1 = 0.193          p = reference  ->  0
 

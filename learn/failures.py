@@ -2,15 +2,15 @@
 
     python train.py --break dropout     # a run with that mistake in it, two minutes on two cores
 
-None of these raises an error. Lines go by, the loss is near 0, the bar fills up. What differs is
-one column of metrics.jsonl, if you know which; bookkeeping/doctor.py looks at those columns and
-says so. Most are known from other people's runs; `reward-as-correct` and `generous-reward` come
-from picoRL, `off-policy` from a run of ours (results/offpolicy.json).
+None of these raises an error. Lines go by, the loss is near 0, the bar fills up. Only one column of
+metrics.jsonl differs, if you know which; bookkeeping/doctor.py watches these columns and says so.
+Most are known from other people's runs; `reward-as-correct` and `generous-reward` come from picoRL,
+`off-policy` from a run of ours (results/offpolicy.json).
 
-A mistake is put in where a person would make it: settings, or one function of the book replaced by
-a wrong one for the rest of the run. So the book itself has no `if broken` anywhere.
+A mistake is made where a person would make it: in the settings, or in one function of a chapter,
+which is replaced by a wrong one for the rest of the run. So the chapters have no `if broken`.
 
-learn/FAILURES.md has what a person sees, why, how to mend it, and what each run said.
+learn/FAILURES.md says what you see, why, how to fix it, and what each run printed.
 
 Run me: `python -m learn.failures` lists them.
 """
@@ -26,13 +26,13 @@ from env_letters import parse_answer
 class Failure:
     metric: str  # the column of metrics.jsonl that shows it
     cause: str
-    told: str  # what bookkeeping/doctor.py calls it
-    flags: dict = field(default_factory=dict)  # settings of train.py, beside those in SHORT
-    # {a function of the book: the wrong one, which is given the right one first}
+    told: str  # the symptom that bookkeeping/doctor.py reports
+    flags: dict = field(default_factory=dict)  # settings of train.py, besides those in SHORT
+    # {a function: the wrong one, which gets the right one as its first argument}
     wrong: dict[str, Callable] = field(default_factory=dict)
 
 
-# Letters, tier 6, small evaluations: what happens shows in the updates.
+# Letters, tier 6, small evaluations: the effect shows in the updates.
 SHORT = {
     "env": "letters",
     "difficulty": 6,
@@ -75,18 +75,18 @@ def with_dropout(right, policy, *rest):
 def ratio_of_sequence(right, batch, out):
     """The ratio of a whole reply, clipped as if it were one token's.
 
-    A product of 100 ratios leaves [0.8, 1.2] at once.
+    The product of 100 ratios is outside [0.8, 1.2] at once.
     """
     gap = out.logprobs - batch.proximal  # [M]
     total = gap.new_zeros(int(batch.row.max()) + 1).index_add(0, batch.row, gap)  # [N]
     return total[batch.row].exp()
 
 
-demonstrating = []  # is SFT making a demonstration just now? Not empty: yes
+demonstrating = []  # not empty while SFT makes a demonstration
 
 
 def plain_prompt(right, policy, messages, tools, think):
-    """SFT uses the model's chat template, RL sends plain text: two ways to make a prompt."""
+    """SFT uses the model's chat template, RL sends plain text: two ways to write a prompt."""
     if demonstrating:
         return right(policy, messages, tools, think)
     from rollout import encode  # here, because settings.py reads this file
@@ -107,7 +107,7 @@ def never_sync(right, sampler, version):
     """The sampler keeps SFT's weights: an adapter under a name that the engine has cached."""
     if version == 0:
         right(sampler, version)
-    sampler.version = version  # it says that it is new
+    sampler.version = version  # it claims to be new
 
 
 def at_temperature_1(right, policy, ids, mask, temperature=1.0):
@@ -116,7 +116,7 @@ def at_temperature_1(right, policy, ids, mask, temperature=1.0):
 
 
 def paid_is_correct(right, env):
-    """`correct = reward > 0`, where the reward pays parts."""
+    """`correct = reward > 0`, although the reward gives partial credit."""
     marks = right(env)
     return marks | {"exact": float(marks["reward"] > 0)}
 

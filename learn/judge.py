@@ -1,9 +1,9 @@
 """The other side of learn/exercises.py: references, hints and answers. Read it last: it gives
 everything away.
 
-A reader's function and the real one are called with the same small inputs: the example of the
-docstring, edges (equal rewards, an episode in error, no task at all), then random ones, the same
-for everybody. The first input on which they differ is shown. `--hint N` helps, and `--answer N`
+A reader's function and the real one are called with the same small inputs: the docstring's example,
+edge cases (equal rewards, an episode in error, no task at all), then random ones, the same for
+every reader. The first input on which they differ is shown. `--hint N` helps, and `--answer N`
 answers the question at the end of an exercise.
 
 Run me: `python -m learn.exercises`
@@ -123,7 +123,7 @@ def conversation(prompt, replies, deltas):  # a test compares it with rollout.ta
 
 
 def clipped_loss(now, old, A, eps, eps_high):
-    def of_token(now, old, A):  # each [1], and its weight is 1
+    def of_token(now, old, A):  # each [1], with a weight of 1
         one = torch.ones(1)
         batch = Batch([], None, None, torch.tensor([0]), old, A * one, one, proximal=old)
         out = grpo.Output(now, entropy=None)
@@ -133,7 +133,7 @@ def clipped_loss(now, old, A, eps, eps_high):
 
 
 def token_logprobs(logits, ids, mask):
-    """Of a policy whose model gives these logits."""
+    """Log-probs of a policy whose model gives these logits."""
     model = lambda **_: SimpleNamespace(logits=logits[:, :-1])
     return plain_logprobs(SimpleNamespace(model=model), ids, mask)[0]
 
@@ -155,11 +155,11 @@ REAL = {
         governance.Belief(mean, var, spread), p, noise
     ),
 }
-WITH_SLOPE = ("clipped_loss", "k3")  # what is learnt there is the gradient
+WITH_SLOPE = ("clipped_loss", "k3")  # here the gradient is what matters
 
 
 def cases() -> dict[str, list[tuple]]:
-    """What each is called with: the example, edges, then random ones."""
+    """The inputs of each function: the example, edge cases, then random ones."""
     rng, g, nan = random.Random(0), torch.Generator().manual_seed(0), float("nan")
     noise = lambda *shape: torch.randn(*shape, generator=g)
     floats = lambda *numbers: torch.tensor(numbers).float()
@@ -244,7 +244,7 @@ def cases() -> dict[str, list[tuple]]:
 
 
 def same(a, b) -> bool:
-    """Equal but for rounding: numbers, tensors, lists of numbers, tuples of these. NaN is NaN."""
+    """Equal up to rounding: numbers, tensors, lists of numbers, tuples of these. NaN is NaN."""
     if isinstance(b, tuple):
         return isinstance(a, tuple | list) and len(a) == len(b) and all(map(same, a, b))
     try:
@@ -294,9 +294,9 @@ def verdict(name: str, function) -> str:
 
 
 def main(argv: list[str], yours: dict) -> int:
-    """Check, or tell. yours: {name: the reader's function}.
+    """Check functions, or print a hint or an answer. yours: {name: the reader's function}.
 
-    Returns the exit status: 0 if all that was checked is right.
+    Returns the exit status: 0 if everything that was checked is right.
     """
     names = list(REAL)
     number = {"type": int, "choices": range(1, len(names) + 1), "metavar": "N"}

@@ -2,10 +2,10 @@
 
 Scenarios.  A seed decides the number of bots of each kind, the rules (tax, audits, decay, breaker),
             the initial resources and the pay for tasks. Easy scenarios have no deceptive bot,
-            medium ones at most one, hard ones two or three. One in twenty is extreme, and in one of
-            ten a rule changes midway.
+            medium ones at most one, hard ones two or three. One in twenty is extreme, and in one
+            in ten a rule changes midway.
 
-Bots.       They use one tool per step, of the same ten as the model's (swarm/tools.py). They see
+Bots.       They use one tool per step, of the ten that the model has (swarm/tools.py). They see
             everything but each other's kind.
 
                 honest         accepts most offers, works diligently, votes, and asks for little
@@ -14,11 +14,10 @@ Bots.       They use one tool per step, of the same ten as the model's (swarm/to
                 deceptive      is generous until it has dealt with others a number of times; then it
                                asks for 5 to 20 resources and hopes that somebody accepts
 
-            A deceptive bot turns around a number of interactions, drawn from 3 to 8. In v0.1 the
-            number is a hard threshold, the demand is always 15, and only members with a reputation
-            above 40 are asked. In v0.2 it exploits a deal with probability
-            0.7 sigmoid(2 (interactions - number)), and else cooperates. Half of all proposals go to
-            the model, so that it has something to decide.
+            That number is drawn from 3 to 8. In v0.1 it is a hard threshold, the demand is always
+            15, and only members with a reputation above 40 are asked. In v0.2 the bot exploits a
+            deal with probability 0.7 sigmoid(2 (interactions - number)), and else cooperates. Half
+            of all proposals go to the model, so that it has something to decide.
 
 Run me: `python -m swarm.bots` plays 25 steps in which the model only passes.
 """
@@ -46,9 +45,9 @@ from swarm.economy import (
 
 SCENARIOS = {"0.2": 500, "0.1": 200}  # of each difficulty
 DIFFICULTIES = ("easy", "medium", "hard")
-MIXED = "mixed"  # each scenario of one of these, drawn from its number, as the published 500 are
-DECEPTIVE = ((0, 0), (0, 1), (2, 3))  # (lowest, highest) number of such bots, of each difficulty
-PARAMETERS = {  # of a scenario: digits, and (lowest, highest) value of each difficulty
+MIXED = "mixed"  # each scenario's difficulty is drawn from its number, as in the published 500
+DECEPTIVE = ((0, 0), (0, 1), (2, 3))  # (lowest, highest) number of such bots, by difficulty
+PARAMETERS = {  # of a scenario: digits, and (lowest, highest) value by difficulty
     "resources": (0, (100, 150), (75, 125), (50, 100)),
     "tax": (2, (0.00, 0.05), (0.02, 0.10), (0.05, 0.15)),
     "audit": (2, (0.00, 0.10), (0.05, 0.20), (0.10, 0.30)),
@@ -57,14 +56,14 @@ PARAMETERS = {  # of a scenario: digits, and (lowest, highest) value of each dif
     "bounty": (2, (1.00, 2.00), (0.75, 1.50), (0.50, 1.25)),
     "scale": (2, (1.2, 1.6), (1.0, 1.4), (0.8, 1.2)),
 }
-EXTREMES = {  # what differs from a normal scenario
+EXTREMES = {  # how they differ from a normal scenario
     "all deceptive": {"bots": ("deceptive",) * 4},
     "all honest": {"bots": ("honest",) * 4},
     "all opportunistic": {"bots": ("opportunistic",) * 4},
     "high stakes": {"bounty": 2.0, "resources": 150.0, "audit": 0.3, "threshold": 20.0},
     "sparse": {"scale": 0.4, "resources": 50.0, "bounty": 0.5},
 }
-SHIFTS = {  # rule: what becomes of it midway
+SHIFTS = {  # {rule: its change midway}
     "tax": lambda tax: max(0.05, 2 * tax),
     "audit": lambda audit: max(0.1, 2 * audit),
     "decay": lambda decay: decay - 0.02,
@@ -90,8 +89,8 @@ PLACES = "water energy food health transport city river bridge weather".split()
 def order(lap: int, n: int) -> list[int]:
     """The order in which training meets all n scenarios for the first, second … time.
 
-    A run's --seed decides with which lap it begins (settings.task_seeds): in one order for all
-    laps, every run would train on the same scenarios.
+    A run's --seed decides at which lap it begins (settings.task_seeds). If all laps had one order,
+    every run would train on the same scenarios.
     """
     numbers = list(range(n))
     if lap:
@@ -100,7 +99,7 @@ def order(lap: int, n: int) -> list[int]:
 
 
 def draw_scenario(seed: int, difficulty: str, version: str) -> Scenario:
-    """The scenario of a seed. Every billion of seeds has its own ones, and laps through them."""
+    """The scenario of a seed. Every billion seeds have their own, and go through them in laps."""
     block, place = divmod(seed, 1_000_000_000)
     lap, number = divmod(place, SCENARIOS[version])
     if block == 0:  # training
@@ -112,7 +111,7 @@ def draw_scenario(seed: int, difficulty: str, version: str) -> Scenario:
     n_deceptive = rng.randint(*DECEPTIVE[level])
     bots = ["deceptive"] * n_deceptive
     bots += [rng.choice(["honest", "opportunistic"]) for _ in range(4 - n_deceptive)]
-    bots[-1] = "honest"  # somebody to work with
+    bots[-1] = "honest"  # so that there is someone to work with
     rng.shuffle(bots)
     drawn = {}
     for name, (digits, *ranges) in PARAMETERS.items():
@@ -163,9 +162,9 @@ def between(rng: random.Random, low: float, high: float) -> float:
 
 
 def finish_step(economy: Economy) -> None:
-    """After the model: every bot that is not frozen acts once, then the governance.
+    """After the model, every bot that is not frozen acts once; then the step ends (end_step).
 
-    The first bot changes, as it gets the best tasks.
+    The first bot changes from step to step, because it gets the best tasks.
     """
     bots = [member for member in economy.members.values() if member.name != ME]
     first = economy.step % len(bots)
@@ -176,14 +175,14 @@ def finish_step(economy: Economy) -> None:
 
 
 def pass_the_rest(economy: Economy) -> None:
-    """The model passes all turns that are left."""
+    """Let the model pass all its remaining turns."""
     while economy.step <= LAST_STEP:
         act.pass_turn(economy, ME)
         finish_step(economy)
 
 
 def options(economy: Economy, bot: Member) -> tuple[Proposal | None, Task | None, list[Task]]:
-    """(the oldest offer to a bot, the oldest task that it holds, all open tasks)."""
+    """(the oldest offer to a bot, the oldest task it holds, all open tasks)."""
     held = (task for task in economy.tasks.values() if task.holder == bot.name)
     return next(iter(inbox(economy, bot.name)), None), next(held, None), open_tasks(economy)
 
@@ -191,7 +190,7 @@ def options(economy: Economy, bot: Member) -> tuple[Proposal | None, Task | None
 def honest(economy: Economy, bot: Member, rng: random.Random) -> None:
     offer, task, tasks = options(economy, bot)
     if offer and chance(rng, 0.8):
-        # Trusting: it accepts most offers that ask for little, and now and then one that asks more.
+        # Trusting: it accepts most offers that ask for little, and now and then another.
         answer(economy, bot, offer, chance(rng, 0.8 if offer.transfer >= -2 else 0.15))
     elif task and chance(rng, 0.7):
         act.submit_work(economy, bot.name, task.id, work_text(task.text))
@@ -244,7 +243,7 @@ BOTS = {"honest": honest, "opportunistic": opportunistic, "deceptive": deceptive
 
 
 def exploits(version: str, rng: random.Random, interactions: int, number: int) -> bool:
-    """Does a deceptive bot exploit this deal? `number` is the one around which it turns."""
+    """Does a deceptive bot exploit this deal? It turns after about `number` interactions."""
     if version == "0.1":
         return interactions >= number
     return chance(rng, sigmoid(2 * (interactions - number))) and chance(rng, 0.7)
@@ -277,7 +276,7 @@ def socialise(
 ) -> None:
     """Vote, post, reply or pass, with these chances.
 
-    A bot whose chance to vote is 0 still follows two others, half of the time.
+    With votes=0, a bot still follows the votes of two others, half of the time.
     """
     recent = [p for p in list(economy.posts.values())[-5:] if p.author != bot.name]
     fresh = [p for p in recent if bot.name not in p.votes and (votes or sum(p.votes.values()) >= 2)]
@@ -304,7 +303,7 @@ def open_tasks(economy: Economy) -> list[Task]:
 
 
 def work_text(description: str) -> str:
-    """Diligent work names its task and says what was done, in about 140 characters."""
+    """Diligent work: it names its task and says what was done, in about 140 characters."""
     done = "I check the data and the method, measure the risk, and give a clear summary"
     return f"I {description}. {done} with a plan for the team."
 

@@ -1,19 +1,19 @@
 """Governance: which deals to accept, whom to freeze, and what does it cost to coordinate?
 
 Nobody sees whether a deal is good. A proxy sees signals of it and gives p, the probability that it
-is. Everything here treats p as what it is, an uncertain number, and eight scripted bots, some of
+is. Everything here treats p as the uncertain number that it is, and eight scripted bots, some of
 them deceptive, show what that is worth:
 
     proxy     progress, rework, rejections, misuse, engagement -> v_hat in [-1, 1] -> p
     measures  toxicity E[1 - p | accepted], quality gap E[p | accepted] - E[p | rejected], welfare:
-              soft (with p), hard (p rounded to 0 or 1), and true (with what only we know); they
-              are swarm/economy.py's, and Swarm.score gives them of every episode of a model
+              soft (with p), hard (p rounded to 0 or 1), and true (with what only we know). They
+              are in swarm/economy.py, and Swarm.score reports them for every episode
     watch     the proxy records its own errors, and says if it is too noisy or too kind
     gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given
-              also what is believed of the proposer
-    fast      the local tier: reputation, stakes and audits, decided at once by the two who deal
-    slow      the global tier: a council votes and looks at who deals with whom. It stops
-              everybody for a step, so it meets only on a signal
+              what is believed of the proposer, too
+    fast      the local tier: reputation, stakes and audits, decided at once by the two sides
+    slow      the global tier: a council votes and looks at who deals with whom. It stops all deals
+              for a step, so it meets only on a signal
 
     signals -> p -> gate -> deal -> audits -> watch -> (signal) -> council -> freeze
 
@@ -21,27 +21,28 @@ How the bots live (chosen once, before the first sweep; nothing was set by looki
 results):
 
     agents    0 to 5 of 8 are deceptive, two opportunistic, the rest honest. Each proposes one deal
-              per step, to anybody. Books, tax, reputation and breaker are swarm/economy.py's.
+              per step, to any other. Books, tax, reputation and breaker are swarm/economy.py's.
     truth     a deal is beneficial with probability 0.9 (honest; deceptive while it builds trust),
               0.7 (opportunistic) or 0.1 (an exploit, or a deal inside the ring)
     deceit    as in swarm/bots.py v0.2, after five times as many interactions. An exploit takes 5
-              to 20 resources and looks 30% of the way to a good deal. Who returns from a freeze
-              builds trust anew.
+              to 20 resources and looks 30% of the way to a good deal. An agent that returns from
+              a freeze builds trust anew.
     ring      deceptive agents seek each other in half of their deals, and report good ones: only
               audits, or who deals with whom, can tell
-    council   all who are not frozen vote: the deceptive against the others, the rest against
-              whoever proposed to them, three times or more, at a mean p below 0.5
+    council   all agents that are not frozen vote: the deceptive ones against the others, the rest
+              against those who proposed to them, three times or more, at a mean p below 0.5
 
-Welfare is that of the truth, per possible deal: 1.5 if all were honest and all was accepted, 0 if
-nothing is. A run goes on until welfare and acceptance have settled (metrics.trend). It has
-collapsed if the welfare of its last ten epochs is 0 or less. Every governance meets the same luck
-at the same seed, so differences between them are paired.
+Welfare is the true one, per possible deal: 1.5 if all are honest and every deal is accepted, 0 if
+none is. A run goes on until welfare and acceptance have settled (metrics.trend). It has collapsed
+if the welfare of its last ten epochs is 0 or less. Every governance meets the same luck at the same
+seed, so differences between them are paired.
 
 Sources: proxy, worth and measures are the published ones of the SWARM framework (weights 0.4, 0.2,
 0.2, 0.2; k = 2; S - E).
 
-Run me: `python -m swarm.governance` plays every governance at every share, six seeds each, and
-prints a table. `--seeds 24 --save results/governance.json` made those of docs/swarm.md.
+Run me: `python -m swarm.governance` plays every governance at every share of deceptive bots, six
+seeds each, and prints a table. `--seeds 24 --save results/governance.json` made those in
+docs/swarm.md.
 """
 
 import json
@@ -88,9 +89,9 @@ from swarm.economy import (
 def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
     """The weighted signals, in [-1, 1].
 
-    progress of the task and engagement of the counterparty are in [-1, 1]. A count n (how often it
-    had to be done again, was rejected by a verifier, misused a tool) becomes 2 decay^n - 1: +1 for
-    none, near -1 for many; the first costs most. The verifier's is the mean of the last two.
+    progress of the task and engagement of the counterparty are in [-1, 1]. A count n (how often
+    work had to be done again, was rejected by a verifier, misused a tool) becomes 2 decay^n - 1: +1
+    for none, near -1 for many; the first costs most. Rejections and misuse are averaged into one.
     """
     counts = ((0.3, rework), (0.4, rejections), (0.5, misuse))
     redone, rejected, misused = (2 * decay**n - 1 for decay, n in counts)
@@ -119,7 +120,7 @@ class Watch:
 
 
 def reading_variance(watch: Watch) -> float:
-    """Variance of a reading: half the mean squared difference of two. 0.01 until there are ten."""
+    """Variance of a reading: half the mean squared difference of two. 0.01 before ten pairs."""
     n, squares = len(watch.rereads), sum((a - b) ** 2 for a, b in watch.rereads)
     return squares / (2 * n) if n >= 10 else 0.01
 
@@ -140,14 +141,14 @@ def too_kind(watch: Watch) -> bool:
 
 
 # ------------------------------------------------------------------------- gates
-DRIFT = 0.0005  # agents change: the variance grows with every reading, so no belief is ever final
+DRIFT = 0.0005  # the variance grows with every reading: agents change, and no belief is final
 MEMORY = 0.1  # weight of the newest reading in the spread
 OUTCOME_NOISE = 0.16  # variance of an audited outcome, 0 or 1, around a p of 0.2 or 0.8
 
 
 @dataclass
 class Belief:
-    """An agent's deals have p around `mean`, known to ± sqrt(var), and readings ± sqrt(spread)."""
+    """An agent's deals: p is around `mean` ± sqrt(var), readings vary by ± sqrt(spread)."""
 
     mean: float = 0.5
     var: float = 0.0625
@@ -175,8 +176,8 @@ def decide(gate: str, belief: Belief, p: float, noise: float, bar: float, flagge
     """Accept this deal? Then its reading p, of variance `noise`, becomes part of the belief.
 
     Payoffs are linear in p, so the expectation over the noise of *one* reading decides as the
-    reading does: soft differs from hard only by what else it knows. latch is hard with hysteresis,
-    to tell memory from softness; watched is hard until the watch has flagged p as too noisy.
+    reading does: soft differs from hard only in what else it knows. latch is hard with hysteresis,
+    to separate memory from softness; watched is hard until the watch has flagged p as too noisy.
     """
     by_belief = gate == "soft" or (gate == "watched" and flagged)
     value = expect(belief, p, noise) if by_belief else p
@@ -189,7 +190,7 @@ def decide(gate: str, belief: Belief, p: float, noise: float, bar: float, flagge
 
 # ------------------------------------------------------------------------- who deals with whom
 def graph(deals: Iterable[Interaction], names: list[str]) -> list[list[list[float]]]:
-    """[n][n] the p's of what i proposed to j."""
+    """[n][n] lists: the p of each deal that i proposed to j."""
     at = {name: i for i, name in enumerate(names)}
     quality: list[list[list[float]]] = [[[] for _ in names] for _ in names]
     for deal in deals:
@@ -200,10 +201,10 @@ def graph(deals: Iterable[Interaction], names: list[str]) -> list[list[list[floa
 def pair_tests(quality: list, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For i, j [n, n], one-sided p-values: of dealing this often, and of dealing this well.
 
-    By chance, the number of a pair's deals is Poisson around `expected` [n, n]: proposals of i to
-    j if i took anybody who was there. (Fitted to how sought after j is, it would take the others
-    for a ring.) And the quality of i's deals does not depend on the partner, so those with j have
-    no special ranks among them (Mann-Whitney, both directions added).
+    By chance, the number of a pair's deals is Poisson around `expected` [n, n]: the proposals of i
+    to j if i chose among those present at random. (If it were fitted to how popular j is, the
+    others would look like a ring.) And the quality of i's deals does not depend on the partner, so
+    those with j have no special ranks among them (Mann-Whitney, both directions added).
     """
     counts = np.array([[len(deals) for deals in row] for row in quality])
     z = np.zeros(counts.shape)
@@ -222,7 +223,7 @@ def pair_tests(quality: list, expected: np.ndarray) -> tuple[np.ndarray, np.ndar
 def colluding(quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
     """The pairs with too many or too good deals for chance, by Holm's correction (1979).
 
-    Of honest agents at most one look in 1 / alpha names any, however the tests are dependent.
+    With honest agents at most one look in 1 / alpha names any, however the tests depend.
     """
     often, well = pair_tests(quality, expected)
     pairs = combinations(range(len(quality)), 2)
@@ -265,7 +266,7 @@ AGENTS, SHARES = 8, range(6)  # so many of the eight are deceptive
 def audit_rate(belief: Belief, p: float, flagged: bool) -> float:
     """The fast tier's trigger: the share of accepted deals that are audited.
 
-    A tenth, or half if p is a surprise, two standard deviations off the belief; twice as many if
+    A tenth, or half if p is a surprise (two standard deviations off the belief); twice as many if
     the watch has flagged p.
     """
     surprise = (p - belief.mean) ** 2 > 4 * (belief.var + belief.spread)
@@ -275,8 +276,8 @@ def audit_rate(belief: Belief, p: float, flagged: bool) -> float:
 def call_council(series: list[float], watch: Watch, epochs_since: int) -> bool:
     """The slow tier's signal: a step in the mean p of proposals since it met, or a proxy too kind.
 
-    The step has to be of four standard errors. A kind proxy calls at most every five epochs: it
-    takes time to see whether a meeting helped.
+    The step has to be four standard errors. A kind proxy calls at most every five epochs: it takes
+    time to see whether a meeting helped.
     """
     stepped = len(metrics.cuts(np.array(series), 4.0)) > 1
     return stepped or (epochs_since >= 5 and too_kind(watch))
@@ -294,19 +295,19 @@ QUALITY = {"honest": GOOD, "opportunistic": 0.7, "deceptive": GOOD}  # of an ord
 DISGUISE = 0.3  # how far towards a good deal an exploit looks
 NOISE = 0.5  # of progress and engagement, as the proxy sees them
 COLLUDE = 0.5  # share of their deals in which the deceptive seek each other
-TRUST = 5  # they turn after so many times as many interactions as in an episode
+TRUST = 5  # they turn after so many times the interactions of an episode
 
 
 def dice_of(row: list[float]) -> SimpleNamespace:
-    """Reads numbers drawn before, so that every governance meets the same luck at the same step.
+    """Dice that read numbers drawn before, so that every governance meets the same luck.
 
-    To swarm/bots.py it is a random.Random.
+    To swarm/bots.py they are a random.Random.
     """
     return SimpleNamespace(random=iter(row).__next__)
 
 
 def observe(quality: float, noise: float, dice) -> float:
-    """A reading of p: the proxy of what a deal of that (apparent) quality shows."""
+    """A reading of p: the proxy, applied to the signals of a deal of that (apparent) quality."""
     draw = lambda: NormalDist().inv_cdf(dice.random() * (1 - 2e-9) + 1e-9)
     progress, engagement = (max(-1.0, min(1.0, 2 * quality - 1 + noise * draw())) for _ in range(2))
     # how often something went wrong: Poisson, by inversion of its distribution
@@ -316,7 +317,7 @@ def observe(quality: float, noise: float, dice) -> float:
 
 
 def choose(agent: Member, others: list[Member], dice):
-    """(whom to propose a deal, how good it is, how good it looks, what it takes from the other)"""
+    """(the partner to propose to, how good the deal is, how good it looks, what it takes)."""
     partner, inside, which = pick(dice, others), chance(dice, COLLUDE), dice.random()
     take, quality = between(dice, 5, 20), QUALITY[agent.kind]
     if agent.kind == "deceptive":
@@ -344,7 +345,7 @@ def market(stack: Stack, adversaries: int, seed: int) -> Economy:
 
 
 # ------------------------------------------------------------------------- one run
-LOOK_BACK = 15  # epochs of deals that collusion detection sees
+LOOK_BACK = 15  # collusion detection sees the deals of so many epochs
 
 
 class Run:
@@ -361,10 +362,10 @@ class Run:
         self.deals: list[Interaction] = []  # with p as the proxy gave it
         self.true_deals: list[Interaction] = []  # with the probability that it is beneficial
         self.welfare: list[float] = []  # by epoch
-        self.accepted: list[float] = []  # by epoch, the share of what was proposed
-        self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i took anybody
+        self.accepted: list[float] = []  # by epoch, as a share of what was proposed
+        self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i chose at random
         self.away: set[str] = set()
-        self.noisy = self.too_kind = False  # what the watch said of p after the last epoch
+        self.noisy = self.too_kind = False  # the watch's verdict after the last epoch
         self.meetings = self.audits = self.flagged = 0
         self.met = 0  # the epoch of the last meeting
         self.sits = False  # is the next step a meeting of the council?
@@ -375,7 +376,7 @@ class Run:
                 break
 
     def epoch(self, epoch: int, luck: list) -> None:
-        """Five steps; while the council sits, in the first, nobody deals."""
+        """Five steps; if the council sits, it does so in the first, and nobody deals."""
         first, worth = len(self.deals), 0.0
         self.variance = reading_variance(self.watch)
         self.by_chance.append(np.zeros((AGENTS, AGENTS)))
@@ -401,7 +402,7 @@ class Run:
             self.met = epoch
 
     def welcome(self) -> None:
-        """Who is back from a freeze is remembered, but what it does now counts for more."""
+        """An agent back from a freeze is remembered, but what it does now counts for more."""
         frozen = {m.name for m in self.members if m.frozen_at}
         for name in self.away - frozen:
             self.economy.members[name].interactions = 0
@@ -411,7 +412,7 @@ class Run:
     def deal(self, i: int, row: list[float]) -> float:
         """The turn of agent i: it proposes, the gate decides, the books move, an audit may follow.
 
-        Returns what that was worth to all, in truth. row: its luck.
+        Returns what the deal was truly worth to all. row: its luck.
         """
         economy, stack, agent = self.economy, self.stack, self.members[i]
         there = [j for j, m in enumerate(self.members) if j != i and not m.frozen_at]
@@ -465,7 +466,7 @@ class Run:
                 member.frozen_at = step + STEPS * self.stack.freeze - APPEAL_STEPS
 
     def ballots(self) -> dict[str, set[str]]:
-        """Whom everybody who is not frozen wants frozen."""
+        """{voter: whom it wants frozen}, of all who are not frozen."""
         received = graph(self.deals, list(self.beliefs))
         voters = [(j, m) for j, m in enumerate(self.members) if not m.frozen_at]
         others = {m.name for _, m in voters if m.kind != "deceptive"}
@@ -479,7 +480,7 @@ class Run:
         return all(np.ptp(x) == 0 or still(x) for x in (self.welfare, self.accepted))
 
     def numbers(self) -> dict[str, float]:
-        """*_soft is what the proxy says, *_hard the same with p cut at 0.5; else the truth."""
+        """*_soft is what the proxy says, *_hard the same with p rounded; else the truth."""
         found, epochs = {}, len(self.welfare)
         kinds = {"": (self.true_deals,), "_soft": (self.deals,), "_hard": (self.deals, True)}
         for how, given in kinds.items():
@@ -507,7 +508,7 @@ def collapsed(cell: dict[str, list[float]]) -> str:
 
 
 def sweep(seeds: int, noise: float) -> dict[str, dict[int, dict[str, list]]]:
-    """{governance: {adversaries: {number: [a value per seed, None where there is none]}}}"""
+    """{governance: {adversaries: {number: [a value per seed, or None]}}}"""
     found: dict = {name: {} for name in STACKS}
     for name, n in tqdm([(name, n) for name in STACKS for n in SHARES]):
         rows = [Run(STACKS[name], n, seed, noise).numbers() for seed in range(seeds)]

@@ -2,13 +2,13 @@
 
     idle, novice, random, trader        do nothing, or anything
     grinder                             works, and passes while there is no work
-    expert                              a decent set of rules, written by hand: trades, works, posts
+    expert                              decent rules, written by hand: trades, works, posts
     proposer                            the grinder, but it proposes fair trades instead of passing
     tuned                               the best honest plan that a search found
 
 They see what the model sees (swarm/view.py) and nothing else. They return (thought, tool,
-arguments), which env_swarm.py writes as a reply. None of them knows which bots are deceptive.
-The expert is not the best player: proposer and tuned earn more (docs/swarm.md).
+arguments), which env_swarm.py turns into a reply. None of them knows which bots are deceptive. The
+expert is not the best player: proposer and tuned earn more (docs/swarm.md).
 
 Run me: `python -m swarm.players` shows what each of them does first in the same scenario.
 """
@@ -55,7 +55,7 @@ def at_random(seen: dict, rng: random.Random):
 
 
 def possible(seen: dict, rng: random.Random) -> dict[str, list[dict]]:
-    """{tool: a list of arguments}: all that the rules allow now, with short texts."""
+    """{tool: a list of arguments}: every call that the rules allow now, with short texts."""
     if seen["frozen"]:
         return {"pass_turn": [{}]}
     others = [row for row in seen["feed"] if row["author"] != ME]
@@ -83,7 +83,7 @@ def possible(seen: dict, rng: random.Random) -> dict[str, list[dict]]:
 
 
 def novice(seen: dict, rng: random.Random):
-    """Any tool that is possible now, all equally likely: every call has the right form, no plan."""
+    """Any tool that is possible now, all equally likely: valid calls, and no plan."""
     moves = possible(seen, rng)
     tool = pick(rng, list(moves))
     return move(NOVICE_SAYS[tool], tool, **pick(rng, moves[tool]))
@@ -156,7 +156,7 @@ def to_ask(seen: dict) -> list[dict]:
 
 
 def propose(seen: dict, rng: random.Random):
-    """A fair trade with the bot that accepted the largest share so far; None if none is left."""
+    """A fair trade with the bot that has accepted the largest share; None if none is left."""
     free = to_ask(seen)
     if not free:
         return None
@@ -184,7 +184,7 @@ def near_breaker(seen: dict) -> bool:
 
 
 def expert(seen: dict, rng: random.Random):
-    """Good offers first (they lapse), then work, then what keeps the reputation or is diverse."""
+    """Good offers first (they lapse), then work, then moves for reputation or diversity."""
     good = [offer for offer in seen["incoming"] if offer["you_get"] >= -1]
     bad = [offer for offer in seen["incoming"] if offer["you_get"] < -1]
     if seen["frozen"]:
@@ -217,7 +217,7 @@ def expert(seen: dict, rng: random.Random):
     return moves[seen["step"] % len(moves)]
 
 
-# What `tuned` adds to its work and to its proposals: what is longer is judged better.
+# What `tuned` adds to its work and to its proposals: longer texts are judged better.
 MORE_WORK = (
     " I compare the options, explain the result, and note what to improve, "
     "so that others can verify it. The report is complete."
@@ -231,8 +231,8 @@ LAST_POSTS = 2  # turns at the end, in which the answer to a proposal would come
 def tuned(seen: dict, rng: random.Random):
     """Thorough work on up to two tasks at a time; while there is none, fair proposals and posts.
 
-    The plan was found by search on training scenarios, over plays with honest texts and fair terms
-    (results/swarm/rules.md of commit 22b9273 tells what each of its choices is worth). Work comes
+    The plan was found by a search on training scenarios, among plans with honest texts and fair
+    terms (results/swarm/rules.md of commit 22b9273 says what each choice is worth). Work comes
     before all else. It claims a second task before it submits the first, so that no bot takes it.
     And it accepts no trade: even a fair one is usually worse than its work, and so lowers the mean
     quality.

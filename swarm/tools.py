@@ -1,39 +1,40 @@
-"""The ten tools of the swarm: their descriptions, how a call is written and read, what each does.
+"""The ten tools of the swarm: their descriptions, how calls are written and read, what each does.
 
 Every member of the economy, model or bot, acts through the same ten functions below, so the same
-rules hold for all. A function does what its name says and returns a sentence, or it changes nothing
+rules apply to all. A function does what its name says and returns a sentence, or it changes nothing
 and raises Refused with a sentence:
 
     claim_task(economy, "you", "task_3")    ->  'task_3 is yours, submit it by step 10'
     claim_task(economy, "bot_2", "task_3")  ->  Refused: task_3 is taken by you
 
-Bots call the functions. The model can only write: TOOLS is what it is told, and read_call makes a
-call of any string, or raises Refused with what is wrong, so that the model can write it better:
+Bots call the functions. The model can only write text: TOOLS describes the tools to it, and
+read_call reads a call from any string, or raises Refused with what is wrong, so that the model can
+do better:
 
     <tool_call>
     {"name": "claim_task", "arguments": {"task_id": "task_3"}}
     </tool_call>                            ->  ("claim_task", {"task_id": "task_3"}, 1)
 
-    no call    is no error: ("", {}, 0). Calls inside the thinking are thoughts and do not count.
+    no call    is not an error: ("", {}, 0). Calls inside the thinking are thoughts, not calls.
     two calls  the first is read, and their number returned, so that the model can be told.
-    errors     text that is not JSON, an unknown tool, a missing argument or one of a wrong type
-               (true is not a number, 1e999 is not finite), and then anything that the rules refuse.
+    errors     text that is not JSON, an unknown tool, a missing argument or one of the wrong type
+               (true is not a number, 1e999 is not finite), and then whatever the rules refuse.
                Arguments that a tool does not have are ignored.
 
-env_swarm.py decides what a turn costs that has no call, two calls or an error. Where the published
-rules are silent about a tool, we chose (swarm/economy.py has the choices that concern no one tool):
+env_swarm.py decides the cost of a turn with no call, two calls or an error. Where the published
+rules say nothing about a tool, we chose (swarm/economy.py has the choices beyond single tools):
 
     trade      the proposer wrote the terms, so only its reputation changes, by (p - 0.5)
                (5 + |transfer|) if the proposal is accepted. If it is rejected, the change is the
                same but never upward: rejecting a bad offer warns the others, ignoring it does not.
-               The published texts do not say which of the two gains reputation.
+               The published texts do not say which side gains reputation.
                A negative transfer asks for resources, up to the 20 that deceptive bots ask for.
     proposals  only one from the same proposer to the same receiver can be pending. A second one is
                an error (in v0.1, which neither shows nor cancels them, it replaces the first).
     claims     have no limit.
     audit      finds a fault with probability 1 - p: it costs half the bounty and 3 of reputation.
     posts      earn the published 2.0 (v0.1: 0.5) in reputation, replies 1.5 (0.3).
-    bonus      5 times the quality of a post, when up votes less down votes first reach 3.
+    bonus      5 times the quality of a post, when up votes minus down votes first reach 3.
     replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
                vote on the same post, are refused.
 
@@ -72,18 +73,18 @@ FINE, FINE_REPUTATION = 0.5, 3.0  # a share of the bounty; points
 
 
 class Refused(Exception):
-    """A call that cannot be read, or is against the rules. The caller is told its text."""
+    """A call that cannot be read, or is against the rules. The text is for the caller."""
 
 
 def require(allowed: bool, sentence: str) -> None:
-    """Refuse with this sentence, unless it is allowed."""
+    """Raise Refused with this sentence, unless it is allowed."""
     if not allowed:
         raise Refused(sentence)
 
 
-# --------------------------------------------------------------------------- what the model is told
+# ----------------------------------------------------------------------- how tools are described
 
-# tool: (what the model is told of it, {argument: JSON type})
+# tool: (its description for the model, {argument: JSON type})
 TOOLS = {
     "post": ("write to the feed", {"content": "string"}),
     "reply": ("reply to a post", {"post_id": "string", "content": "string"}),
@@ -136,12 +137,12 @@ def write_call(tool: str, arguments: dict, thought: str = "") -> str:
 
 
 def wrap_call(tool: str, arguments: str) -> str:
-    """A call whose arguments are JSON text already, as servers send them."""
+    """A call whose arguments are already JSON text, as servers send them."""
     return f'<tool_call>\n{{"name": {json.dumps(tool)}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def written(message: dict) -> str:
-    """A reply as the model writes it, from the fields that a server made of it.
+    """A reply as the model wrote it, from the fields into which a server has parsed it.
 
     {"content": "a", "tool_calls": […]} -> 'a\\n<tool_call>\\n{"name": …'.
     """
@@ -157,9 +158,9 @@ def written(message: dict) -> str:
 def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     """(tool, arguments, number of calls); ("", {}, 0) if there is none. Refused says what is wrong.
 
-    The JSON says where it ends, because a string in it may hold </tool_call>. Others are counted by
-    splitting: a pattern would read on to the end of the reply for every tag that is never closed,
-    which takes 12 s for 176 kB of them.
+    The JSON itself says where it ends, because a string in it may hold </tool_call>. Further calls
+    are counted by splitting: for every tag that is never closed, a pattern would read to the end of
+    the reply, which takes 12 s for 176 kB of them.
     """
     _, opened, body = split_thinking(reply)[1].partition("<tool_call>")
     if not opened:
@@ -187,7 +188,7 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
 
 
 def read_argument(name: str, kind: str, value) -> str | float:
-    """An argument of a call, as its schema says. A string is cleared of half characters."""
+    """An argument of a call, of the type in its schema. Half characters in strings are replaced."""
     if kind == "string":
         require(isinstance(value, str), f"{name} must be a string")
         return value.encode("utf-8", "replace").decode()  # JSON can hold "\ud800"
@@ -266,7 +267,7 @@ def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
 def propose_trade(
     economy: Economy, name: str, counterparty_id: str, content: str, offered_transfer: float
 ) -> str:
-    """`name` gives the transfer, or asks for it if it is negative. The giver must own as much."""
+    """`name` gives the transfer, or asks for it if it is negative. The giver must own that much."""
     need_text(content)
     member, other = economy.members[name], need(economy.members, "bot", counterparty_id)
     owned, most = member.resources, min(MOST_ASKED, other.resources)
@@ -364,7 +365,7 @@ def pass_turn(economy: Economy, name: str) -> str:
     return "you passed"
 
 
-ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function of its name
+ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function with its name
 
 
 if __name__ == "__main__":

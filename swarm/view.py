@@ -1,18 +1,18 @@
 """What the model sees of the swarm: a view of the economy as data, then as the text of a message.
 
-`view` is everything that the model may know, and all that scripted players see: the three open
-tasks that pay best, the last two posts, and the last three events of the last five steps are shown,
-difficulty as 1 to 10, and other members' texts are cut after 40 characters.
+`view` is everything that the model may know, and all that scripted players see. It shows the three
+open tasks that pay best, the last two posts, and the last three events of the last five steps;
+difficulty is a number from 1 to 10, and other members' texts are cut after 40 characters.
 
-`observe` writes it as text, and describes only what is new. An episode has 25 observations, and a
-model reads them all: told in whole each time, they were two thirds of its tokens. So a task, an
-offer or a post is described once, and a number or a bot's record holds until another is told. Only
-the tasks, the offers and the own proposals that there are now are listed every time, by their ids:
-without these lists a small model acted on what was gone, in one call of nine. All of the view can
-be read off the messages so far (a test does so), with one exception: the reputation of a proposer
-is told with its proposal, and what becomes of it later is not.
+`observe` writes the view as text, and describes only what is new. An episode has 25 observations,
+and a model reads them all: written in full each time, they were two thirds of its tokens. So a
+task, an offer or a post is described once, and a number or a bot's record holds until a new one is
+given. Only the current tasks, offers and own proposals are listed every time, by their ids: without
+these lists a small model acted on something that was gone in one call of nine. The whole view can
+be read off the messages so far (a test does so), with one exception: a proposer's reputation is
+given with its proposal, and not updated later.
 
-Run me: `python -m swarm.view` shows the first two messages of a scenario, and the view behind the
+Run me: `python -m swarm.view` shows the first two messages of a scenario, and the view of the
 second.
 """
 
@@ -63,7 +63,7 @@ def view(economy: Economy) -> dict:
     }
     if version == "0.1":
         return seen | {"until": LAST_STEP}  # v0.1 has no appeal
-    # v0.2 also tells what became of the model's proposals, and what happened lately.
+    # v0.2 also shows how the model's proposals ended, and recent events.
     mine = [p for p in economy.proposals.values() if p.proposer == ME]
     seen["pending"] = [{"id": p.id, "to": p.receiver} for p in mine]
     for bot in seen["bots"]:
@@ -73,7 +73,7 @@ def view(economy: Economy) -> dict:
 
 
 def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> str:
-    """A view as text: what is new since the view `before` (None: all of it), and what there is."""
+    """A view as text: what is new since `before` (None: everything), and what exists now."""
     old = before or NOTHING
     lines = [f"# {result}"] if result else []
     changed = [name for name in STATE if tenth(seen[name]) != tenth(old[name])]
@@ -111,7 +111,7 @@ def tenth(x: float) -> str:
 
 
 def listing(title: str, rows: list[dict], old: list[dict], write) -> list[str]:
-    """What there is now: new rows in whole, known ones by their id."""
+    """What exists now: new rows in full, known ones by their id."""
     known = {row["id"] for row in old}
     return [title, *(write(row, row["id"] in known) for row in rows)] if rows else []
 
@@ -148,7 +148,7 @@ def bot_row(bot: dict) -> str:
 
 
 def opening(economy: Economy, think: bool) -> str:
-    """The first message: who is there, the rules, and what the score is made of."""
+    """The first message: who is there, the rules, and how the score is made up."""
     bots = ", ".join(name for name in economy.members if name != ME)
     rules = ", ".join(rule(name, value) for name, value in economy.rules.items())
     v02 = economy.scenario.version == "0.2"

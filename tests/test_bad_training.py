@@ -141,7 +141,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "evals.jsonl")
 @pytest.mark.parametrize(
     "happens, told",
     [
-        (FULL, "make room or mend the path, then start again"),
+        (FULL, "free some space or fix the path, then start again"),
         (torch.OutOfMemoryError("full"), "start again with a lower --micro-tokens"),
         (FloatingPointError("a loss is nan"), "start again with a lower --sft-lr"),
         # Python's own sentence does not say where it was: ours does

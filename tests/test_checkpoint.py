@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, 
     (folder / name).write_bytes({"flip": flipped, "truncate": content[:-1]}.get(harm, b""))
     if harm == "remove":
         (folder / name).unlink()
-    with pytest.raises(SystemExit, match="no checkpoint is whole") as error:
+    with pytest.raises(SystemExit, match="every checkpoint is damaged") as error:
         find_checkpoint(folder)
     assert_one_sentence(error)
 
@@ -113,7 +113,7 @@ def test_the_one_before_is_kept_and_taken_if_the_newer_is_damaged(load, tmp_path
         (folder / "state.json").write_text('{"update": 4}')
     assert capsys.readouterr().out.count("damaged") == 1
     (tmp_path / "c.old" / "state.json").write_text('{"update": 4}')
-    with pytest.raises(SystemExit, match="no checkpoint is whole"):
+    with pytest.raises(SystemExit, match="every checkpoint is damaged"):
         find_checkpoint(folder)
 
 

@@ -321,7 +321,7 @@ def odd(answer, row):
 @pytest.mark.parametrize("code", ["jsonl:r.jsonl,scorer=a,b.py:f", "reasoning_gym:x,expert=a.py:f"])
 def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path, code):
     (tmp_path / "config.json").write_text(json.dumps({"env": code}))
-    with pytest.raises(SystemExit, match="somebody's code"):
+    with pytest.raises(SystemExit, match="code from a file"):
         run_folder.open_saved("--resume", tmp_path, settings.Config())
     assert run_folder.open_saved("--resume", tmp_path, settings.Config(env=code))[0].env == code
     assert not run_folder.CODE.search("jsonl:r.jsonl,held_out=t.jsonl,scorer=number")

@@ -93,7 +93,7 @@ def test_without_resource_fork_and_alarms_a_run_is_whole(tmp_path):
         assert (folder / name).stat().st_size > 0, name
     assert " → " in text  # which code page 1252 does not have
     # It says what it chose and why.
-    assert "\nno CUDA device, so the embedded pico_base (0.9M parameters) plays the policy" in text
+    assert "\nno CUDA device, so the embedded pico_base (0.9M parameters) is the policy" in text
     why = "(vLLM is for NVIDIA cards)"
     assert f" CPU with 1 thread, float32, our own sampler {why}\n" in text.replace("\r", "")
     # An environment that loops costs its own episodes.

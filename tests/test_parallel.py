@@ -149,7 +149,7 @@ def test_ctrl_c_stops_all_of_them_at_the_same_update_and_leaves_nobody_behind(tm
 def test_what_cannot_work_is_refused_once_and_in_a_sentence(tmp_path):
     done = call(2, "train.py", *RUN, "--engine", "vllm", "--runs", tmp_path)
     assert done.returncode != 0
-    assert done.stderr.count("needs one of its own beside each of them") == 1
+    assert done.stderr.count("needs a second one next to each") == 1
     done = call(2, "train.py", "--eval-only", tmp_path)
     assert done.returncode != 0 and "leave torchrun out" in done.stderr
 

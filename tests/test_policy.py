@@ -76,7 +76,7 @@ def test_checkpointing_runs_layers_again_and_learning_frees_what_it_needed(load,
 def test_checkpointing_refuses_a_model_with_dropout(load):
     policy = load("qwen3")
     policy.lm.config.attention_dropout = 0.1
-    with pytest.raises(ValueError, match="this model has dropout"):
+    with pytest.raises(ValueError, match="this model's dropout"):
         checkpoint_activations(policy)
     assert not policy.checkpointing
 
@@ -200,9 +200,7 @@ def test_without_card_or_hub_auto_takes_what_is_there_and_a_named_model_is_taken
     card(79.1, vllm=True)  # ahead, a second process has a copy and a cache on the same card
     assert choose_model(B16, asked={"async_rollouts": 1} | HALF)[2] == {}
     cure = "by the plan it does not fit 79 GB of GPU memory: it fits with --micro-tokens 4096"
-    with pytest.raises(
-        ValueError, match=f"--async-rollouts, whose second process shares it; {cure}"
-    ):
+    with pytest.raises(ValueError, match=f"--async-rollouts, a second process on the card; {cure}"):
         choose_model(B16, asked={"async_rollouts": 1})
 
 

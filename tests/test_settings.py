@@ -38,7 +38,7 @@ def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path)
         take_typed("--eval-only", cfg, given, typed - {"eval_only"}, RULES + COMPUTED)
         assert settings.make_env(cfg, 6).reward_kind == reward
     given, typed = settings.command_line(["--eval-only", str(tmp_path), "--lora-rank", "32"])
-    with pytest.raises(SystemExit, match="cannot change on --eval-only, this run has 8"):
+    with pytest.raises(SystemExit, match="cannot change on --eval-only: this run has 8"):
         take_typed("--eval-only", saved(tmp_path, lora_rank=8), given, {"lora_rank"}, RULES)
 
 
@@ -72,8 +72,8 @@ def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, aft
 @pytest.mark.parametrize(
     "words, told",
     [
-        ("--env sums.py:Sums --reward binary --no-think --k 4", "does not read --reward, --think"),
-        ("--env alphabet --difficulty 6", "--env alphabet does not read --difficulty"),
+        ("--env sums.py:Sums --reward binary --no-think --k 4", "ignores --reward, --think"),
+        ("--env alphabet --difficulty 6", "--env alphabet ignores --difficulty"),
         ("--env swarm --difficulty easy --set floor=1 --no-think", ""),
     ],
 )
@@ -93,7 +93,7 @@ REFUSED = [  # (flags, what is said)
     ({"threads": 10**11}, "--threads 100000000000: must be at most"),
     ({"today": "tomorrow"}, "--today tomorrow: give it as YYYY-MM-DD"),
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
-    ({"engine": "vllm"}, "--engine vllm: in several processes it needs one of its own"),
+    ({"engine": "vllm"}, "--engine vllm: with several processes vLLM needs a second"),
     ({"engine": "tpu"}, "--engine tpu: choose auto, torch, vllm"),
     ({"loss": "ppo"}, "--loss ppo: choose reinforce, grpo, dr_grpo"),
     ({"importance": "all"}, "--importance all: choose clip, none, token, sequence"),
@@ -102,22 +102,22 @@ REFUSED = [  # (flags, what is said)
     ({"loss": "reinforce", "epochs": 2}, "--loss reinforce: it has no importance ratio"),
     ({"loss": "reinforce", "async_rollouts": 1, "importance": "clip"}, "no importance ratio"),
     ({"break_": "dropout", "env": "swarm"}, "--env swarm: --break makes its mistakes in letters"),
-    ({"break_": "dropout", "plain": True}, "--break dropout: the mistake is in this process"),
+    ({"break_": "dropout", "plain": True}, "--break dropout: the mistake is made in this process"),
     ({"difficulty": "hard"}, "--difficulty hard: letters has tiers 1 to 10"),
     ({"env": "alphabet", "curriculum": True}, "--curriculum: alphabet has no levels to climb"),
     ({"env": "swarm", "difficulty": "mixed", "curriculum": True}, "mixed: a curriculum climbs to"),
-    ({"held_out": True}, "--held-out: a run looks at development tasks"),
-    ({"plain": True, "engine": "vllm"}, "--plain: it has a sampler of its own"),
-    ({"k": 1}, "--k 1: must be at least 2, a group of one has no baseline"),
+    ({"held_out": True}, "--held-out: a training run uses development tasks"),
+    ({"plain": True, "engine": "vllm"}, "--plain: it has its own sampler"),
+    ({"k": 1}, "--k 1: must be at least 2: a group of one has no baseline"),
     ({"k": 0, "baseline": "batch"}, "--k 0: must be at least 1"),
     ({"k": 1, "num_tasks": 1, "baseline": "batch"}, "a batch of one episode has no baseline"),
     ({"until_converged": True, "updates": 0}, "--updates 0: --until-converged watches"),
     ({"probe": True, "updates": 0}, "--updates 0: --probe draws the batch of the first"),
     ({"until_converged": True, "updates": 500}, "--max-updates 400: must be at least --updates"),
-    ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
+    ({"num_tasks": 20_000}, "--num-tasks 20000: there are not enough tasks"),
     ({"updates": 200_000}, "--updates 200000: must be at most 100000"),
     ({"seed": 1250}, "--seed 1250: must be 0 to 1249"),
-    ({"env": "swarm", "eval_n": 10**6, "set": ["version=0.1"]}, "there are not so many diff"),
+    ({"env": "swarm", "eval_n": 10**6, "set": ["version=0.1"]}, "have that many different"),
     ({"env": "lettres"}, "--env lettres: there is no such environment; choose letters, alphabet"),
     ({"env": "two.py"}, "--env two.py: give FILE.py:CLASS; its classes are One, Two"),
     ({"env": "two.py:One"}, "--env two.py:One: cannot be used (AttributeError"),
@@ -297,25 +297,29 @@ WRONG = [  # (old, new, what is said)
         "while True: pass",
         "Hung: no answer within 0.2 seconds (sums.py:6)",
     ),
-    (RESET, 'return "1 + 1?"', "reset (sums.py:5) returned '1 + 1?', and not a list of messages"),
-    (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?'], and not"),
+    (RESET, 'return "1 + 1?"', "reset (sums.py:5) returned '1 + 1?'; it should return a list"),
+    (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?']; it should"),
     (CONTENT, "self.a", "reset (sums.py:5) returned [{'role': 'user', 'content': "),
-    (RESET, RESET.replace("}]", ', "of": {1}}]'), "and not a list of messages that JSON can write"),
+    (
+        RESET,
+        RESET.replace("}]", ', "of": {1}}]'),
+        "it should return a list of messages that JSON can write",
+    ),
     (RESET, RESET.replace('"user"', '"human"'), "with a role of system, user, assistant, tool"),
     (RESET, RESET.replace('?"', '\\ud800"'), "reset (sums.py:5) returned"),
-    (OVER, "None if", "step (sums.py:9) returned None, and not (new messages, is it over?)"),
+    (OVER, "None if", "step (sums.py:9) returned None; it should return (new messages"),
     ("([], True)", '([], "yes")', "step (sums.py:9) returned ([], 'yes')"),
-    ("len(self.said) == 2", "False", "step (sums.py:9) did not end an episode of the expert"),
+    ("len(self.said) == 2", "False", "step (sums.py:9) did not end the expert's episode"),
     (STEP, STEP + "; reply[0]", "IndexError: string index out of range (sums.py:10)"),
-    (SCORE, "return right", "score (sums.py:12) returned 0.0, and not a dict"),
-    (SCORE, 'return {"exact": 1.0}', "score (sums.py:12) returned {'exact': 1.0}, and not"),
+    (SCORE, "return right", "score (sums.py:12) returned 0.0; it should return a dict"),
+    (SCORE, 'return {"exact": 1.0}', "score (sums.py:12) returned {'exact': 1.0}; it should"),
     (SCORE, 'return {"reward": float("nan")}', "score (sums.py:12) returned {'reward': nan}"),
     (SCORE, SCORE.replace("exact", "loss"), "without 'loss', which is a column of the logs"),
     (SCORE, 'return {"reward": 1.0}', "the expert earns 1 and an empty reply 1"),
-    (EXPERT, "pass", "expert_reply (sums.py:15) returned None, and not a text"),
+    (EXPERT, "pass", "expert_reply (sums.py:15) returned None; it should return a text"),
     (EXPERT, 'return "?"', "the expert earns 0 and an empty reply 0"),
-    ("max_turns = True,", 'max_turns = "yes",', "think is 'yes', and not True or False"),
-    ("True, None, 2", 'True, "add", 2', "tools is 'add', and not None or a list"),
+    ("max_turns = True,", 'max_turns = "yes",', "think is 'yes'; give True or False"),
+    ("True, None, 2", 'True, "add", 2', "tools is 'add'; give None or a list"),
 ]
 
 
@@ -349,7 +353,7 @@ def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path, chang
     """What preflight did not meet: the types are checked at every call."""
     cfg = sums(tmp_path, *change)
     env = guard.guarded(settings.make_env, cfg, cfg.difficulty)
-    with pytest.raises(EnvironmentFailed, match=r"\(sums.py:\d+\) returned .*, and not "):
+    with pytest.raises(EnvironmentFailed, match=r"\(sums.py:\d+\) returned .*; it should return "):
         env.reset(0)
         env.step("3")
         env.step("3")
@@ -367,7 +371,7 @@ def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path, chang
         ("[(3, 5)]", {}, "must be numbers or words in a list; see docs/fork.md"),
         ("'abc'", {}, "must be numbers or words in a list; see docs/fork.md"),
         ("[3]", {"curriculum": True}, "has no levels to climb; leave it out"),
-        ("[3, 5]\n    promote = 0.8", {"curriculum": True}, "promote is 0.8; it is a measure and"),
+        ("[3, 5]\n    promote = 0.8", {"curriculum": True}, "promote is 0.8; give a measure and"),
     ],
 )
 def test_a_level_is_a_number_or_a_word_as_the_class_has_it(tmp_path, levels, flags, played):

@@ -230,7 +230,7 @@ def test_a_run_folder_cannot_bring_its_own_code(run, tmp_path, monkeypatch, flag
     (tmp_path / "evil.py").write_text(code(tmp_path / "marker") + "class Evil:\n    pass\n")
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"env": f"{tmp_path}/evil.py:Evil"}))
-    assert "somebody's code" in python(monkeypatch, "train.py", flag, run, "--no-wandb")
+    assert "code from a file" in python(monkeypatch, "train.py", flag, run, "--no-wandb")
     assert not (tmp_path / "marker").exists()
 
 

@@ -2,10 +2,10 @@
 
     pip install "picoswarm[doctor]"           # this, numpy, and no torch
 
-The doctor's files lie in the package picoswarm, under world/, and import each other by the names
-that they have in the checkout. Importing picoswarm itself would ask for verifiers (it is their
-environment), so its folder is looked up and not imported. This runs in a process of its own, so
-nobody else's `bookkeeping` or `metrics` is in the way.
+The doctor's files are in the package picoswarm, under world/, and import each other by the names
+that they have in the checkout. Importing picoswarm itself would need verifiers (it is an
+environment of theirs), so its folder is looked up and not imported. This runs in its own process,
+so no other `bookkeeping` or `metrics` is in the way.
 """
 
 import sys

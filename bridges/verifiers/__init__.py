@@ -1,16 +1,16 @@
-"""The three environments as one taskset of verifiers (v1), and so for prime-rl, which asks for v1.
+"""The three environments as one taskset of verifiers (v1), and so for prime-rl, which needs v1.
 
     pip install -e .        # installs one package, picoswarm: this file, and the environments in it
     vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL \\
             --client.base-url http://127.0.0.1:8000/v1 --no-push
 
-An id of verifiers is the name of a module that exports one taskset, so the id is `picoswarm`, and
-which environment is meant is a setting. The environments know nothing of this file; if you do not
-use verifiers, you never import it.
+An id in verifiers is the name of a module that exports one taskset, so the id is `picoswarm`, and a
+setting chooses the environment. The environments know nothing of this file; if you do not use
+verifiers, you never import it.
 
-    Taskset   an endless row of tasks, one per seed. A task carries the environment's settings and
-              the seed: enough to play it anywhere.
-    Harness   plays one episode in this process: ask the model, let the environment answer, go on.
+    Taskset   an endless series of tasks, one per seed. A task carries the environment's settings
+              and the seed: enough to play it anywhere.
+    Harness   plays one episode in this process: ask the model, let the environment answer, repeat.
               Every request goes to the endpoint that verifiers gives us, which records it.
     Env       one agent, on this machine. Without it verifiers would ask for a remote sandbox, and
               there is nothing here to lock up.
@@ -18,7 +18,7 @@ use verifiers, you never import it.
               `vf-replay RUN --no-rich` can compute it again from saved traces.
 
 A trace of 25 turns has 50 nodes: the opening, then 25 replies with the results between them. (The
-result of the last reply is not shown, because nobody is asked again.)
+result of the last reply is not shown, because the model is not asked again.)
 
 What is the same as in rollout.py, and what is not:
 
@@ -33,8 +33,8 @@ What is the same as in rollout.py, and what is not:
               server: vLLM with Qwen3's template drops it. Thinking and tool calls that the server
               has parsed out of a reply are written back as the model writes them; what its parser
               dropped is lost.
-    strict    an endpoint that demands one tool message per tool call (OpenAI's own) refuses to go
-              on after a swarm reply with no call, or with two.
+    strict    an endpoint that demands one tool message per tool call (OpenAI's own) refuses to
+              continue after a swarm reply with no call, or with two.
 """
 
 import itertools
@@ -51,12 +51,13 @@ from pydantic import field_validator
 
 
 def import_world() -> tuple:
-    """The environments' classes, and what else of the checkout is needed.
+    """The environments' classes, and the rest that is needed from the checkout.
 
-    Those files import each other by bare names, so that `python env_swarm.py` runs. In somebody
-    else's process the name `swarm` may belong to another package. So other modules of these names
-    step aside during the import, and afterwards ours keep no name: only this file holds them. (A
-    trick. The plain way, imports that name a package, would cost every chapter its `python FILE`.)
+    Those files import each other by bare names, so that `python env_swarm.py` runs. In another
+    program's process the name `swarm` may belong to another package. So other modules with these
+    names step aside during the import, and afterwards ours give up their names: only this file
+    holds them. (A trick. Imports from a package would be plainer, but then no chapter could be run
+    as `python FILE`.)
     """
     here = Path(__file__).resolve().parent
     folder = here / "world" if (here / "world").is_dir() else here.parents[1]  # wheel or checkout
@@ -82,13 +83,13 @@ def import_world() -> tuple:
 
 Letters, Alphabet, Swarm, DEV_SEEDS, written, chat = import_world()
 WORLDS = {"letters": Letters, "alphabet": Alphabet, "swarm": Swarm}
-# What Letters leaves to flags of train.py (settings.py, which imports torch; a test compares), and
-# how the scripted expert speaks, who is silent here.
+# Arguments of Letters that are flags of train.py (settings.py, which imports torch; a test
+# compares), and the style of the scripted expert, which is not used here.
 ASIDE = {"letters": {"difficulty": 6, "reward_kind": "binary", "think": True, "style": "bare"}}
 
 
 def make_env(environment: dict[str, Any]):
-    """A fresh environment, of {"type": its name, a field of its class: value, …}.
+    """A fresh environment from {"type": its name, a field of its class: value, …}.
 
     To forbid thinking, tell the template too: enable_thinking in chat_template_kwargs, or in the
     renderer.
@@ -96,7 +97,7 @@ def make_env(environment: dict[str, Any]):
     settings = dict(environment)
     name = settings.pop("type")
     text = {f.name for f in fields(WORLDS[name]) if f.type is str}
-    # pydantic_config makes a number of version = "0.2"
+    # pydantic_config turns version = "0.2" into a number
     settings = {key.replace("-", "_"): x for key, x in settings.items()}  # flags have dashes
     settings = {key: str(x) if key in text else x for key, x in settings.items()}
     return WORLDS[name](**ASIDE.get(name, {}) | settings)
@@ -170,7 +171,7 @@ class Seeds(vf.Taskset[SeedTask, SeedsConfig]):
 
 # --------------------------------------------------------------------------------- replies as text
 
-# What of a reply is sent back with the next request.
+# The parts of a reply that are sent back with the next request.
 SENT_BACK = ("content", "tool_calls", "reasoning", "reasoning_content", "reasoning_details")
 
 
@@ -209,7 +210,7 @@ class InProcessConfig(vf.HarnessConfig):
 
 
 class InProcess(vf.Harness[InProcessConfig]):
-    """Plays the episode in this process: the model gets no computer, only somebody to talk to."""
+    """Plays the episode in this process: the model gets no computer, only a conversation."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -222,11 +223,11 @@ class InProcess(vf.Harness[InProcessConfig]):
         system, _ = self.resolve_prompt(data)
         talk = [{"role": "system", "content": system}] if system else []
         talk += env.reset(data.seed)
-        # As policy.render does it for a chat template that leaves tools out. A renderer tells its
-        # template, and a chat server does not: there it has to be said (tools_as_text).
+        # As policy.render does for a chat template that leaves tools out. A renderer shows its
+        # template, but a chat server does not: there you have to say so (tools_as_text).
         template = template_of(getattr(ctx.client, "renderer_model_name", None))
         as_text = self.config.tools_as_text or not template.tools
-        opened = template.opens if env.think else ""  # the prompt's own <think>: no sampled token
+        opened = template.opens if env.think else ""  # the prompt's own <think>, not sampled
         request = {"model": ctx.model}
         request |= {"tools": env.tools} if env.tools and not as_text else {}
         trace.info["replies"] = replies
@@ -251,7 +252,7 @@ class InProcess(vf.Harness[InProcessConfig]):
                     break
                 said = {name: message[name] for name in SENT_BACK if name in message}
                 talk.append({"role": "assistant", "content": None} | said)
-                # The API wants the id of the call that is answered: the first, only that counts.
+                # The API wants the id of the answered call: the first one, as only that counts.
                 called = {"tool_call_id": calls[0]["id"] if calls else f"turn_{len(replies)}"}
                 talk += [m | called if m["role"] == "tool" else m for m in new]
         return vf.ProgramResult(0, "", "")
