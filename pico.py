@@ -11,8 +11,9 @@ What you will see, with seed 0 and 256 development tasks:
     update 150  reward 0.95  spells 100%  gradient 0.09
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
 
-and then the reward curve, drawn as text. (An evaluation always takes the likeliest
-token. An update samples its tokens, and earns less at first.)
+and then the reward curve, drawn as text. (Why 5% after 0%? An evaluation always takes
+the likeliest token. An update samples its tokens: now and then a reply spells, is paid
+for it, and becomes likelier.)
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. It can answer at once, and be wrong. Or it can first spell the string out
@@ -23,8 +24,8 @@ above the mean of their group are made likelier.
     task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
 
 Each part below names the file of the book that does the same faster, more safely and
-for more than one task. tests/test_pico.py checks that the two agree; docs/pico.md shows
-the tensors of one update.
+for more than one task. tests/test_pico.py compares the two; docs/pico.md shows the
+tensors of one update.
 """
 
 import argparse
@@ -50,7 +51,8 @@ HEAD_DIM = 32
 EPS = 1e-6
 ROPE_BASE = 10_000.0
 
-# LoRA: how many directions of each weight learn, and how strongly.
+# LoRA: a weight W stays frozen; what learns is a product B A of rank RANK, which is
+# added to it, times ALPHA / RANK.
 RANK = 32
 ALPHA = 64
 
@@ -81,7 +83,7 @@ if not (MODEL / "model.safetensors").exists():
         f"pico.py: there is no model in {MODEL}; "
         "run it inside a clone of the repository"
     )
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5):
     sys.exit(
         f"pico.py: torch {torch.__version__} is too old; pip install --upgrade torch"
     )
@@ -93,7 +95,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    rng.random()  # in the book: one letter or several? here it is always several
+    rng.random()  # unused: with it the book decides whether to ask for one letter only
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
     present = sorted(set(text))
@@ -103,7 +105,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     letters = []
     for _ in range(n_letters):
         if rng.random() < p_present:
-            pool = present or absent  # if one is empty, draw from the other
+            pool = present or absent  # an empty list is false: draw from the other
         else:
             pool = absent or present
         letters.append(pool.pop())
@@ -130,12 +132,12 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     rest = reply.rpartition("</think>")[2]  # what follows the thinking
     answers = re.findall("<answer>(.*?)</answer>", rest, re.DOTALL)
     tags = re.findall("</?answer>", rest)
-    reopened = "<think>" in rest  # a thought never closed: an answer in it is void
-    if len(answers) != 1 or len(tags) != 2 or reopened:
+    unclosed = "<think>" in rest  # a thought never ends: an answer in it is void
+    if len(answers) != 1 or len(tags) != 2 or unclosed:
         return 0.0
     try:
         # An object {"a": 3} is read as a tuple of pairs, (("a", 3),): a dict would hide
-        # that a letter was answered twice. Nothing else in JSON becomes a tuple.
+        # that a letter was answered twice. Lists stay lists, so a tuple is an object.
         pairs = json.loads(answers[0].strip(), object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
@@ -158,7 +160,11 @@ def spells(reply: str) -> bool:
 
 # --------------------------------------------------------- tokens (book: policy.py)
 def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
-    """(the text of each token id, {piece: (its score, its id)}) from tokenizer.json."""
+    """(the text of each token id, {piece: (its score, its id)}) from tokenizer.json.
+
+    A piece is a text that is one token. Its score is a log-probability: a unigram
+    tokenizer (Kudo 2018).
+    """
     file = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
     texts, scored = [], {}
     for token_id, (piece, score) in enumerate(file["model"]["vocab"]):
@@ -186,8 +192,8 @@ def encode(text: str) -> list[int]:
     A way's score is the sum over its pieces. The best way to cut the first n letters
     is the best way to cut some beginning of them, followed by one last piece.
     """
-    # best[n], for the first n letters: (score, -begin of the last piece, ids). Of equal
-    # scores, max prefers the one with the longer last piece, thanks to -begin.
+    # best[n], for the first n letters: (score, -begin of the last piece, ids). max
+    # compares from the left: of equal scores the larger -begin wins, the longer piece.
     best = [(0.0, 0, [])]
     for end in range(1, len(text) + 1):
         ways = []  # to cut the first `end` letters, one per last piece
@@ -216,7 +222,7 @@ def read_weights() -> dict[str, torch.Tensor]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        begin, end = entry["data_offsets"]
+        begin, end = entry["data_offsets"]  # in bytes
         weights[name] = numbers[begin // 2 : end // 2].view(entry["shape"])
     return weights
 
@@ -230,7 +236,7 @@ def new_lora() -> dict[str, torch.Tensor]:
     lora = {}
     for name, (n_out, n_in) in shapes.items():
         lora[name + ".A"] = (2 * torch.rand(RANK, n_in) - 1) / n_in**0.5
-        lora[name + ".B"] = torch.zeros(n_out, RANK)
+        lora[name + ".B"] = torch.zeros(n_out, RANK)  # the policy starts as the base
     return {name: x.to(DEVICE).requires_grad_() for name, x in lora.items()}
 
 
@@ -247,10 +253,11 @@ def policy_of(lora: dict) -> dict[str, torch.Tensor]:
 def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     """RoPE (Su et al. 2021): rotate pairs of dimensions of x [B, H, T, d] by `angle`.
 
-    angle [B, 1, T, d] grows with position, so attention sees how far apart tokens are.
+    Dimension i is paired with i + d/2. angle [B, 1, T, d] grows with position, so
+    attention sees how far apart tokens are.
     """
-    first, second = x.chunk(2, dim=-1)
-    swapped = torch.cat([-second, first], dim=-1)
+    left, right = x.chunk(2, dim=-1)
+    swapped = torch.cat([-right, left], dim=-1)
     return x * angle.cos() + swapped * angle.sin()
 
 
@@ -271,12 +278,11 @@ def forward(
     pad     [B]; the first pad[b] tokens of row b are padding, and do not count
     wanted  the M positions, as an index or a mask over [B, T]; by default the last one
             of each row, so that M = B
-    start   how many tokens of each row earlier calls have read
-    cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of those
-            earlier tokens; this call writes its own after them
+    cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
+            tokens that earlier calls have read; this call writes its own after them
+    start   how many those are, per row
     """
     B, T = ids.shape
-    n_rep = HEADS // KV_HEADS  # query heads that share one key head
 
     def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
@@ -292,13 +298,10 @@ def forward(
     # the mask without any True would make attention NaN.
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1]
-    first = pad[:, None, None].minimum(positions)  # [B, T, 1]
-    mask = (keys <= positions) & (keys >= first)  # [B, T, start + T]
-    # Grouped-query attention: n_rep query heads share one key head. Their queries are
-    # laid end to end, as one head with n_rep · T queries, and so are the rows of their
-    # mask. That way no key is copied.
-    mask = mask.repeat(1, n_rep, 1)[:, None]  # [B, 1, n_rep · T, start + T]
+    first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
+    mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
+    # The dimensions i and i + d/2 turn by position / ROPE_BASE^(2i/d).
     exponents = torch.arange(0, HEAD_DIM, 2, device=DEVICE) / HEAD_DIM
     inv_freq = ROPE_BASE**-exponents  # [d/2]
     angle = (positions - pad[:, None, None]) * inv_freq  # [B, T, d/2]
@@ -317,14 +320,15 @@ def forward(
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
             k, v = cache[layer, :, :, :, : start + T]
-        q = q.reshape(B, KV_HEADS, n_rep * T, HEAD_DIM)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        y = y.reshape(B, HEADS, T, HEAD_DIM).transpose(1, 2)
-        x = x + linear(y.reshape(B, T, HEADS * HEAD_DIM), f"{attn}.o")
+        # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
+        y = F.scaled_dot_product_attention(q, k, v, mask[:, None], enable_gqa=True)
+        y = y.transpose(1, 2).reshape(B, T, HEADS * HEAD_DIM)
+        x = x + linear(y, f"{attn}.o")
 
         h = norm(x, f"layers.{layer}.post_attention_layernorm")
         gate = F.silu(linear(h, f"{mlp}.gate"))
         x = x + linear(gate * linear(h, f"{mlp}.up"), f"{mlp}.down")
+    # Only the wanted positions are compared with the vocabulary.
     logits = norm(x[wanted], "norm") @ weights["model.embed_tokens.weight"].T  # [M, V]
     return logits.log_softmax(-1)
 
@@ -348,9 +352,10 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     logprobs [B, V]; chance [B], uniform in [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    target = chance[:, None] * cdf[:, -1:]  # rounding: the last sum may be 0.9999999
+    # By rounding the last sum may be 0.9999999, so `chance` is scaled to it. If the
+    # product rounds up to that sum, the search returns V: take the last token.
+    target = chance[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
-    # The target may round up to the last sum itself; then the search returns V.
     return token.clamp(max=cdf.shape[1] - 1)
 
 
@@ -358,49 +363,49 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
 def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]]:
     """k episodes of each task, [G][k].
 
-    chance [G · k, MAX_TOKENS], uniform in [0, 1), decides each token; None: greedy.
+    chance [G · k, MAX_TOKENS]: uniform in [0, 1), one per token (see draw). None:
+    greedy, the likeliest token each time.
     """
     tasks = [make_task(seed) for seed in seeds]
     prompts = [encode(CHAT.format(ask)) for ask, _ in tasks]
+    # Padded on the left, so that all replies begin in the same column.
     longest = max(len(p) for p in prompts)
     padded = [[0] * (longest - len(p)) + p for p in prompts]
     ids = torch.tensor(padded, device=DEVICE)  # [G, P]
     pad = torch.tensor([longest - len(p) for p in prompts], device=DEVICE)  # [G]
 
     # Each prompt is read once and answered k times: B = G · k rows from here on.
-    size = (LAYERS, 2, len(tasks), KV_HEADS, longest, HEAD_DIM)
+    size = (LAYERS, 2, len(tasks), KV_HEADS, longest + MAX_TOKENS, HEAD_DIM)
     cache = torch.zeros(size, device=DEVICE)
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
     logp = logp.repeat_interleave(k, 0)  # [B, V]
     pad = pad.repeat_interleave(k)  # [B]
-    # Room for the reply after each prompt's keys and values, in the second-to-last
-    # dimension. (F.pad starts with the last: nothing for HEAD_DIM, then MAX_TOKENS.)
     cache = cache.repeat_interleave(k, dim=2)  # G -> B
-    cache = F.pad(cache, (0, 0, 0, MAX_TOKENS))
 
-    tokens, logprobs = [], []
+    drawn, drawn_logp = [], []  # a tensor [B] each per step
     done = torch.zeros_like(pad, dtype=torch.bool)  # [B]
     for t in range(MAX_TOKENS):
         if chance is None:
             token = logp.argmax(-1)  # [B]
         else:
             token = draw(logp, chance[:, t])  # [B]
-        tokens.append(token)
-        logprobs.append(logp.gather(1, token[:, None])[:, 0])
+        drawn.append(token)
+        drawn_logp.append(logp.gather(1, token[:, None])[:, 0])
         done = done | (token == STOP)
         if done.all():
             break
         logp = forward(weights, token[:, None], pad, cache=cache, start=longest + t)
 
-    tokens = torch.stack(tokens, 1).tolist()  # [B][t]
-    logprobs = torch.stack(logprobs, 1).tolist()  # [B][t]
+    tokens = torch.stack(drawn, 1).tolist()  # [B][t]
+    logprobs = torch.stack(drawn_logp, 1).tolist()  # [B][t]
     groups = []
     for g, (_, counts) in enumerate(tasks):
         group = []
         for b in range(g * k, g * k + k):
             reply = tokens[b]
             if STOP in reply:
-                reply = reply[: reply.index(STOP) + 1]  # what follows is noise
+                # A finished row went on until all were done: that is cut off.
+                reply = reply[: reply.index(STOP) + 1]
             text = "".join(TEXTS[i] for i in reply if i != STOP)
             old = logprobs[b][: len(reply)]
             reward = reward_of(counts, text)
@@ -415,7 +420,7 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # For a reward of your own: in float32, 0.7 minus the mean of seven 0.7s is not 0.
+    # In float32, seven rewards of 0.7 would get advantages of 0.06, by rounding.
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -423,7 +428,7 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each reply token, row after row: (its log-prob now [M], its row [M])."""
+    """Of all M reply tokens: (the log-prob now [M], the number of its episode [M])."""
     rows = [e.prompt + e.reply for e in episodes]
     T = max(len(row) for row in rows)
     padded = [row + [0] * (T - len(row)) for row in rows]
@@ -436,7 +441,7 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     no_pad = torch.zeros_like(ids[:, 0])  # padding comes last here: no reply sees it
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
-    row_of = mask.nonzero()[:, 0]  # [M]
+    row_of = mask.nonzero()[:, 0]  # [M], the row of each True
     return logp.gather(1, chosen[:, None])[:, 0], row_of
 
 
@@ -447,13 +452,13 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     not.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
-    sampled = [x for e in group for x in e.logprobs]
-    old_logp = torch.tensor(sampled, device=DEVICE)  # [M]
+    when_drawn = [x for e in group for x in e.logprobs]
+    old_logp = torch.tensor(when_drawn, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
     # How likely a token is now, over how likely it was when it was drawn. With one step
-    # per batch, as here, nothing has changed since: every ratio is 1. Its gradient is
-    # then that of logp, and the clip below never acts. From a second step on, the clip
-    # would keep the policy near the one that drew the samples.
+    # per batch, as here, every ratio is 1, its gradient is that of logp, and the clip
+    # does nothing. From a second step on, the clip would hold the policy near the one
+    # that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
@@ -482,7 +487,7 @@ def interval_of(p: float, n: int) -> tuple[float, float]:
 
 
 def evaluate(weights: dict, stage: str) -> None:
-    """Play new tasks greedily: how many are right, and how sure is that number?"""
+    """Play the development tasks greedily: how many are right, how sure is that?"""
     episodes = [group[0] for group in play(weights, DEV, 1)]
     n = len(episodes)
     p = sum(e.reward for e in episodes) / n
@@ -493,13 +498,14 @@ def evaluate(weights: dict, stage: str) -> None:
 
 
 def warm_up(lora: dict, seed: int) -> None:
-    """SFT: make demonstrations likelier. It teaches a reply's form, not the trick."""
+    """SFT: make demonstrations likelier. It teaches a reply's form, not to spell."""
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)
     demos = []
     for ask, counts in map(make_task, SFT_SEEDS):
         prompt = encode(CHAT.format(ask))
-        demos.append(Episode(prompt, [*encode(demonstration(counts)), STOP], []))
+        reply = [*encode(demonstration(counts)), STOP]
+        demos.append(Episode(prompt, reply, logprobs=[]))  # it was not sampled
     for i in range(SFT_STEPS):
         batch = rng.sample(demos, SFT_BATCH)
         logp, _ = logprobs_of(policy_of(lora), batch)  # [M]
@@ -515,7 +521,7 @@ def draw_curve(rewards: list[float], height: int = 10, width: int = 60) -> None:
     n = min(width, len(rewards))
     if n < 2:
         return
-    edges = [round(i * len(rewards) / n) for i in range(n + 1)]
+    edges = [round(i * len(rewards) / n) for i in range(n + 1)]  # of n pieces
     pieces = [rewards[a:b] for a, b in zip(edges, edges[1:])]
     means = [sum(piece) / len(piece) for piece in pieces]
     print("reward")
@@ -535,12 +541,12 @@ def main(seed: int, updates: int) -> None:
     curve = []
     try:
         for i in range(updates):
-            # 1 sample: K replies to each of TASKS new tasks. Each update takes the next
-            # seeds; another --seed starts elsewhere. (All are below SFT_SEEDS, 1e9,
-            # because TASKS divides it.)
-            first = ((seed * 100_000 + i) * TASKS) % 10**9
+            # 1 sample: K replies to each of the next TASKS tasks. Another --seed takes
+            # other tasks. (The % keeps them below SFT_SEEDS: TASKS divides 10**9.)
+            first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
+            seeds = range(first_seed, first_seed + TASKS)
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
-            groups = play(policy_of(lora), range(first, first + TASKS), K, chance)
+            groups = play(policy_of(lora), seeds, K, chance)
 
             # 2 compare: how much better was each reply than the others of its group?
             paid = [[e.reward for e in group] for group in groups]
@@ -550,7 +556,7 @@ def main(seed: int, updates: int) -> None:
             # 3 learn: the better ones become likelier, the worse ones less likely.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
-                    # policy_of for each group: backward() frees the graph of B · A.
+                    # backward() frees the graph of W + B A: each group needs its own.
                     loss = grpo_loss(policy_of(lora), group, advantage)
                     # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()

@@ -11,3 +11,12 @@ def test_the_page_is_the_file():
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M)
     lines = [line for block in blocks for line in block.splitlines() if line]
     assert lines == [line for line in CODE.splitlines() if line]
+
+
+def test_its_line_numbers_are_those_of_the_file():
+    lines = CODE.splitlines()
+    for first, last, rows in re.findall(r"^── lines (\d+) to (\d+).*\n([^`]*)", PAGE, re.M):
+        numbers = [int(n) for n in re.findall(r"^(\d+)  ", rows, re.M)]
+        assert all(int(first) <= number <= int(last) for number in numbers)
+        for number, name in re.findall(r"^(\d+)  (\w+)(?= {2,}\[)", rows, re.M):
+            assert re.search(rf"\b{name}\b|return ", lines[int(number) - 1])
