@@ -42,7 +42,8 @@ from functools import lru_cache
 TIERS = {
     # tier: (source, shortest string, longest string, p_several, fewest, most)
     # p_several is the chance that the task is about several letters, not just one. If
-    # so, their number is drawn between fewest and most, and kept between 2 and 26.
+    # so, their number is drawn between fewest and most, and kept between 2 and 26 (so
+    # tier 10 asks for the whole alphabet).
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -84,7 +85,7 @@ def english_words() -> list[str]:
 
 @lru_cache
 def words_between(shortest: int, longest: int) -> list[str]:
-    """English words of these lengths, in that order."""
+    """English words of these lengths, in the order of english_words."""
     return [word for word in english_words() if shortest <= len(word) <= longest]
 
 
@@ -106,7 +107,7 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
     letters = []
     for _ in range(n_letters):
         if rng.random() < p_present:
-            pool = present or absent  # if one is empty, draw from the other
+            pool = present or absent  # an empty list is false: draw from the other
         else:
             pool = absent or present
         letters.append(pool.pop())
@@ -117,11 +118,11 @@ def question(task: Task, think: bool) -> str:
     """The user's message."""
     several = len(task.letters) > 1
     letters = ("letters " if several else "letter ") + ", ".join(task.letters)
+    form = "counts as JSON" if several else "count as a number"
+    ask = f'Count the {letters} in "{task.text}".'
     hint = "Think first inside <think> and </think> if that helps. Then give"
-    thinking = hint if think else "Do not think. Give"
-    counts = "counts as JSON" if several else "count as a number"
-    ask = f'Count the {letters} in "{task.text}". {thinking}'
-    return f"{ask} the {counts} inside <answer> and </answer>."
+    how = hint if think else "Do not think. Give"
+    return f"{ask} {how} the {form} inside <answer> and </answer>."
 
 
 def write_reply(task: Task, style: str) -> str:
@@ -166,18 +167,16 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     """The one well-formed answer after the thinking, or None. Never raises."""
     rest = split_thinking(reply)[1]
     # 1. There is one <answer>, followed by one </answer>.
-    if rest.count("<answer>") != 1 or rest.count("</answer>") != 1:
+    if re.findall("</?answer>", rest) != ["<answer>", "</answer>"]:
         return None
-    body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
-    body = body.strip()
-    # The longest honest answer (26 letters) has under 300 characters.
-    if not closed or len(body) > 1000:  # not closed: </answer> came first
+    body = rest.partition("<answer>")[2].partition("</answer>")[0].strip()
+    if len(body) > 1000:  # an honest one (26 letters) has under 300 characters
         return None
     # 2. For a single letter, the answer is an integer.
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
     # 3. For several, a JSON object. It is read as a tuple of pairs: a dict would hide
-    # that a letter was answered twice, and nothing else in JSON becomes a tuple.
+    # that a letter was answered twice. Lists stay lists, so a tuple is an object.
     try:
         pairs = json.loads(body, object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
@@ -199,6 +198,7 @@ def score_reply(
 
         the answer                             partial              binary
         is not one well-formed answer          0                    0
+        comes with thinking, if not `think`    0                    0
         is about other letters                 0.1                  0
         is a wrong number (N is 1)             0.1                  0
         has n of N counts right                0.1 + 0.9 · n / N    0
@@ -210,6 +210,7 @@ def score_reply(
     answer = parse_answer(reply, several)
     if not think and hides_thinking(reply):
         answer = None
+    # The share of the counts that are right; a single one is right or wrong.
     truth = dict(zip(task.letters, task.counts))
     if not several:
         fraction = float(answer == task.counts[0])
@@ -231,6 +232,7 @@ def score_reply(
 
 def hides_thinking(reply: str) -> bool:
     """Is it more than a short <answer>…</answer>? Prose or spaces may hide a tally."""
+    # an honest answer is far shorter, and has no runs of white space
     if len(reply) > 2000 or re.search(r"\s{8}", reply):
         return True
     return re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply) is None
@@ -242,12 +244,13 @@ def habit_of(reply: str) -> str:
     items = thinking[:10_000].split()  # the longest honest tally has under 3,000
     if not items:
         return "bare"
-    single = sum(re.fullmatch("[a-z][0-9]*[,.:]?", item) is not None for item in items)
-    return "derives" if single > len(items) / 2 else "states"
+    letter = re.compile("[a-z][0-9]*[,.:]?")
+    spelled = sum(letter.fullmatch(item) is not None for item in items)
+    return "derives" if spelled > len(items) / 2 else "states"
 
 
 def check_choice(typed: str, value, choices, environment: str) -> None:
-    """Refuse a value that the environment does not know, in one sentence.
+    """Refuse a value that the environment does not know (any of the three uses it).
 
     typed: flag and value, such as "--difficulty 6" or "--set version=0.1".
     """
@@ -281,7 +284,7 @@ class Letters:
         return [{"role": "user", "content": question(self.task, self.think)}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
-        """(new messages, is the episode over?): none and yes, after one turn."""
+        """(new messages, is the episode over?): here always none, and yes."""
         self.reply = reply
         return [], True
 

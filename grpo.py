@@ -6,28 +6,28 @@ The whole idea in four numbers. One task, four answers, rewards
                    divided by the std:       [+1,   -1,   -1,   +1  ]
 
 Make every token of the two good answers a little likelier, and every token of the two
-bad ones a little less likely. That is all. The group's mean is the baseline, so there
-is no value network. A group whose answers all score the same teaches nothing (its
-advantages are 0) and is skipped.
+bad ones a little less likely. That is all. The group's mean is the baseline, so no
+second network has to predict rewards, as in PPO. A group whose answers all score the
+same teaches nothing (its advantages are 0) and is skipped.
 
 Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
 policy either. There is one optimizer step per batch by default, so the importance ratio
 (how likely a token is now, over how likely it was when it was sampled) is 1 and
-clipping never acts. In a healthy run the printed loss says nothing. With grpo and gspo
-it is near 0: the *value* of mean(ratio · advantage) is about the mean advantage, which
-is 0 by construction; its *gradient* is not. The other losses weight tokens by length or
-multiply log-probs, and can have any value. Watch the reward and grad_norm instead.
+clipping never acts. The printed loss does not say how a run is doing. With grpo and
+gspo it is near 0: its *value* is minus the mean advantage, which is 0 by construction;
+its *gradient* is not. In the other losses long episodes count more, or log-probs take
+the place of the ratio, so it can have any value. Watch the reward and grad_norm.
 
     loss = - Σ weight · ratio · advantage,   over all sampled tokens
 
 The losses differ in three things:
 
     ratio    one per token; or one for the whole episode; or none: the token's log-prob
-             takes its place. cispo has both: the ratio, as a constant that gets no
-             gradient, times the log-prob.
+             takes its place. cispo multiplies the two, with the ratio as a constant
+             that gets no gradient.
     clip     the range that the ratio is clipped to: ε below 1, ε or ε_high above
-    weight   of each token. There are N episodes in the batch; this one has L sampled
-             tokens, all together have S, and max is --max-tokens.
+    weight   of each token. The batch has N episodes and S sampled tokens, L of them in
+             the token's own episode; max is --max-tokens.
 
     name        ratio            clip               weight         source
     reinforce   none             none               1 / S          Williams 1992
@@ -81,25 +81,25 @@ def update(
 ) -> dict[str, float]:
     """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
 
-    advantages  [G][k], per episode: a number, as compare_groups returns; or a tensor
-                [n], if each of its sampled tokens has its own
+    advantages  [G][k]: per episode a number, as compare_groups returns; or a tensor
+                [n], one number for each of the episode's n sampled tokens
     cfg         a settings.Config
     reference   {name: weight} of the policy that --kl compares with
 
     Returns the columns to log (fast/batches.py). Raises FloatingPointError before the
     step if the loss or the gradient is not finite.
     """
-    chosen = to_train(groups, advantages, cfg)
-    # The log gets `forward` to measure rounding: it repeats a pass.
-    log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
-    batches = micro_batches(chosen, policy, cfg)
-    epochs = cfg.epochs if chosen else 0  # nothing to learn from: no step
+    weighted = to_train(groups, advantages, cfg)
+    # The log gets `forward` to measure rounding: it may repeat a pass.
+    log = UpdateLog(policy, groups, advantages, weighted, cfg, forward)
+    batches = micro_batches(weighted, policy, cfg)
+    epochs = cfg.epochs if weighted else 0  # nothing to learn from: no step
     grad_norm = 0.0
     for epoch in range(epochs):
         optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs [M] and entropy [M], now
-            if epoch == 0:  # the ratio's denominator; and stale samples weigh less
+            if epoch == 0:  # fix the ratio's denominator; let stale samples weigh less
                 set_proximal_and_importance(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
@@ -107,7 +107,7 @@ def update(
                 loss = loss + cfg.kl * penalty
             loss.backward()
             log.add(batch, out, loss)
-        total = log.end_epoch()  # over all processes; no step is taken if it is NaN
+        total = log.end_epoch()  # the loss of all processes; no step if it is NaN
         grad_norm = take_step(policy, optimizer, total)
     lr = optimizer.param_groups[0]["lr"]
     return log.columns() | {"grad_norm": grad_norm, "lr": lr}
@@ -125,8 +125,9 @@ def compare_groups(groups: list[list[Episode]], cfg) -> torch.Tensor:
     nan = float("nan")  # stands for the reward of a failed episode
     rewards = [[e.reward if trainable(e) else nan for e in group] for group in groups]
     rewards = torch.tensor(rewards, dtype=torch.float64)
-    # Dividing by the std favours tasks that are easy or hard (Liu 2025). So dr_grpo,
-    # that paper's loss, never does it; --no-normalize turns it off for the others.
+    # Dividing by the std gives more weight to tasks that nearly always or nearly never
+    # succeed (Liu 2025). So dr_grpo, that paper's loss, never does it; --no-normalize
+    # turns it off for the others.
     normalize = cfg.normalize and cfg.loss != "dr_grpo"
     return group_advantages(rewards, cfg.baseline, normalize)
 
@@ -149,21 +150,21 @@ def group_advantages(
     """
     rewards = rewards.double()
     valid = ~rewards.isnan()  # [G, k]
-    # A mean is taken over each row, or over everything: n, mean and spread are [G, 1]
+    if baseline == "none":
+        return torch.where(valid, rewards, 0.0).float()
+    # A mean is taken over each row, or over everything: n, mean and variance are [G, 1]
     # or [1, 1].
     dim = 1 if baseline == "group" else (0, 1)
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
-    if baseline == "none":
-        mean = torch.zeros_like(mean)
     centered = torch.where(valid, rewards - mean, 0.0)  # [G, k]
     # If all rewards of a group are equal, this must be exactly 0. But in floating point
     # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as 0.
     rounding = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = torch.where(rounding, 0.0, centered)
-    if normalize and baseline != "none":
-        spread = (centered**2).sum(dim, keepdim=True) / n
-        centered = centered / (spread.sqrt() + 1e-6)
+    if normalize:
+        variance = (centered**2).sum(dim, keepdim=True) / n
+        centered = centered / (variance.sqrt() + 1e-6)
     return centered.float()
 
 
@@ -221,9 +222,9 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     return -(batch.weights * constant * batch.advantages * out.logprobs).sum()
 
 
-# To add a loss, write a function like these and a line here; then use --loss NAME. It
-# sees a micro-batch, which may hold only part of a group. The two sets below decide how
-# tokens are weighted (dr_grpo's way is in token_weights) and whether it gets logits.
+# To add a loss: write a function like these, add a line here, and use --loss NAME. It
+# sees a micro-batch (fast/batches.py), which may hold only part of a group. The two
+# sets below say what a token weighs and whether a loss gets logits.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -232,11 +233,13 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# In these losses all episodes weigh the same, so a token of a long one weighs less.
-# In the others, and in yours unless it is named here, all tokens weigh the same.
+# In these losses all episodes weigh the same, so a token of a long one weighs less. In
+# the others all tokens weigh the same (dr_grpo: 1 / max, in token_weights), and so in
+# yours, unless you name it here.
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
-# These use out.logits, or the gradient of out.entropy. They train on every episode,
-# even if its advantage is 0. The logits are [M, V]: mind the memory.
+# None of the six is here. Add yours if it uses out.logits, or the gradient of
+# out.entropy. It then trains on every episode, even if its advantage is 0. The logits
+# are [M, V]: mind the memory.
 NEEDS_PLAIN_PASS: set[str] = set()
 
 
@@ -261,10 +264,11 @@ def clipped_loss(
     batch: Batch, out: Output, ratio: torch.Tensor, eps: float, eps_high: float
 ) -> torch.Tensor:
     """-Σ weight · min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7."""
-    surrogate = ratio * batch.advantages  # [M]
-    clipped = ratio.clamp(1 - eps, 1 + eps_high) * batch.advantages  # [M]
-    out.ratio, out.clipped = ratio.detach(), clipped < surrogate
-    return -(batch.weights * torch.minimum(surrogate, clipped)).sum()
+    gain = ratio * batch.advantages  # [M]
+    clipped_gain = ratio.clamp(1 - eps, 1 + eps_high) * batch.advantages  # [M]
+    out.ratio = ratio.detach()
+    out.clipped = clipped_gain < gain
+    return -(batch.weights * torch.minimum(gain, clipped_gain)).sum()
 
 
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
@@ -351,12 +355,12 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
 
 
 def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
-    """At the first pass: set the ratio's denominator, and weigh samples by their age.
+    """At the first pass: fix the ratio's denominator, and weigh samples by their age.
 
-    The *behaviour* policy drew the samples. The *proximal* policy is the denominator of
-    the ratio: the behaviour policy with --importance clip, else the policy at the start
-    of the update (Hilton et al. 2022), so that this pass has a ratio of 1 everywhere.
-    fast/batches.py has the weights.
+    The *behaviour* policy drew the samples; the *proximal* policy is the denominator of
+    the ratio. With --importance clip the two are the same. Otherwise the proximal one
+    is the policy at the start of this update (Hilton et al. 2022): every ratio of this
+    pass is 1, and weights correct for the age of the samples (fast/batches.py).
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now
@@ -369,8 +373,8 @@ def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
     As in Shao et al. 2024, eq. 4. The value estimates that KL. The gradient is that of
-    KL(reference || policy), because the sampled tokens are treated as constants; near
-    the reference the two are the same.
+    the reverse, KL(reference || policy), because the sampled tokens are treated as
+    constants; close to the reference the two hardly differ.
     """
     with torch.no_grad(), swapped(policy, reference):
         reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]
@@ -415,7 +419,7 @@ if __name__ == "__main__":
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
         for name, loss_of in LOSSES.items():
             logprobs = torch.tensor(now).log().requires_grad_()
-            batch = Batch([], None, None, row, old, proximal=old)
+            batch = Batch([], None, None, row=row, behaviour=old, proximal=old)
             batch.advantages = torch.tensor([1.0, -1.0])[row]
             batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
             out = Output(logprobs, entropy=torch.zeros(4))

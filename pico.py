@@ -130,15 +130,15 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     If you change one thing in this file, change this function.
     """
     rest = reply.rpartition("</think>")[2]  # what follows the thinking
-    answers = re.findall("<answer>(.*?)</answer>", rest, re.DOTALL)
-    tags = re.findall("</?answer>", rest)
     unclosed = "<think>" in rest  # a thought never ends: an answer in it is void
-    if len(answers) != 1 or len(tags) != 2 or unclosed:
+    tags = re.findall("</?answer>", rest)
+    if tags != ["<answer>", "</answer>"] or unclosed:
         return 0.0
+    body = rest.partition("<answer>")[2].partition("</answer>")[0]
     try:
         # An object {"a": 3} is read as a tuple of pairs, (("a", 3),): a dict would hide
         # that a letter was answered twice. Lists stay lists, so a tuple is an object.
-        pairs = json.loads(answers[0].strip(), object_pairs_hook=tuple)
+        pairs = json.loads(body.strip(), object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
     if type(pairs) is not tuple or len(pairs) != len(counts):

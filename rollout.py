@@ -10,7 +10,7 @@ text between two turns, as the template writes it, is appended. We also measure 
 each update compares the log-prob of every token that it trains on with the log-prob
 when it was sampled (fast/batches.py; the column `mismatch` of metrics.jsonl).
 
-    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
+    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
                  the prompt: given                     the policy's choices, its
                                                        end-of-turn token included
@@ -45,21 +45,16 @@ class Episode:
 
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
-    # the whole conversation
-    token_ids: list[int] = field(default_factory=list)
-    # True exactly where the policy chose the token
-    sampled: list[bool] = field(default_factory=list)
-    # of each token when it was sampled, in nats; 0.0 if it was not
-    logprobs: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # the whole conversation
+    sampled: list[bool] = field(default_factory=list)  # did the policy choose it?
+    logprobs: list[float] = field(default_factory=list)  # nats; 0.0 if it did not
     turns: int = 0  # replies given
     reward: float = 0.0
-    # the other entries of env.score()
-    components: dict[str, float] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)  # the rest of score()
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
     policy_version: int = 0  # updates that the policy had seen when it sampled this
-    # updates between sampling and training; set by fast/ahead.py
-    age: int = 0
+    age: int = 0  # updates between sampling and training; set by fast/ahead.py
     messages: list[dict] = field(default_factory=list)  # as text, to read
     error: str = ""  # with stop_reason "error": what happened, in one line
 
@@ -109,10 +104,10 @@ def after_reply(
                                           <|im_start|>assistant⏎
         a plain one no tokens             ⏎user: And 2 + 2?⏎assistant:
 
-    A policy that has ended its turn has sampled the first part itself (answer_ids).
+    A policy that has ended its turn has sampled the first part itself.
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # templates that show tools need them to write a tool's result
+        tools = None  # only a template that shows tools needs them, for a result
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -123,11 +118,11 @@ def after_reply(
             "the chat template changes what the assistant said; take another model"
         )
     ids = encode(policy, after)
-    n, _ = end_of_turn(policy.tokenizer, after)  # how many of them end the turn
+    n, _ = end_of_turn(policy.tokenizer, after)  # the first n end the turn
     return ids[:n], ids[n:]
 
 
-def answer_ids(
+def ids_until_next_reply(
     policy: Policy, env, sample: Sample, new_messages: list[dict]
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
@@ -170,13 +165,14 @@ def play(
         return []
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
-    max_prompt = context - max_tokens  # so that a reply has room
+    max_before = context - max_tokens  # so that a reply has room
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
-        players += open_group(policy, make_env, seed, g, k, max_prompt)
+        players += open_group(policy, make_env, seed, g, k, max_before)
     # The sampler can keep what it has computed for a conversation; the next turn then
     # reads only what is new. If an episode has one turn, that is useless.
-    keep_cache = getattr(players[0].env, "max_turns", None) != 1
+    one_turn = getattr(players[0].env, "max_turns", None) == 1
+    keep_cache = not one_turn
     active = still_playing(players)
     while active:
         prompts = [p.episode.token_ids for p in active]
@@ -188,9 +184,9 @@ def play(
             sampler, prompts, random_keys, caches, max_tokens, temperature, keep_cache
         )
         for player, sample in zip(active, samples):
-            take_turn(policy, player.episode, player.env, sample, max_prompt)
+            take_turn(policy, player.episode, player.env, sample, max_before)
             player.cache = sample.cache if not player.episode.stop_reason else None
-        # These names still hold the caches of finished episodes: free that memory now.
+        # These names would keep the caches of finished episodes: free that memory now.
         del samples, sample
         active = still_playing(active)
     for player in players:
@@ -211,11 +207,11 @@ def still_playing(players: list[Player]) -> list[Player]:
 
 
 def open_group(
-    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_prompt: int
+    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_before: int
 ) -> list[Player]:
     """k players of one task that have read its prompt, or whose episodes have failed.
 
-    max_prompt: the most tokens that the prompt may have.
+    max_before: the most tokens that the prompt may have.
     """
     group = [Player(Episode(seed, number), make_env(), n) for n in range(k)]
     for p in group:
@@ -230,10 +226,10 @@ def open_group(
     problem = ""
     if any(p.episode.messages != opening for p in ready):
         problem = f"reset({seed}) gave two openings, and a group must share one task"
-    elif len(ids) > max_prompt:
+    elif len(ids) > max_before:
         problem = (
             f"task {seed}: a prompt of {len(ids)} tokens leaves no room for a reply; "
-            f"at most {max(max_prompt, 0)} do: give a lower --max-tokens or shorter "
+            f"at most {max(max_before, 0)} do: give a lower --max-tokens or shorter "
             "tasks"
         )
     for p in ready:
@@ -245,11 +241,11 @@ def open_group(
 
 
 def take_turn(
-    policy: Policy, episode: Episode, env, sample: Sample, max_prompt: int
+    policy: Policy, episode: Episode, env, sample: Sample, max_before: int
 ) -> None:
-    """Append one sampled reply, then the environment's answer; or end the episode.
+    """Append one sampled reply, then the environment's messages; or end the episode.
 
-    max_prompt: the most tokens before a reply. Raises FloatingPointError if a log-prob
+    max_before: the most tokens before a reply. Raises FloatingPointError if a log-prob
     is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
 
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
@@ -276,8 +272,8 @@ def take_turn(
         elif done:
             episode.stop_reason = "done"
         else:
-            ids = answer_ids(policy, env, sample, new_messages)
-            if len(episode.token_ids) + len(ids) > max_prompt:
+            ids = ids_until_next_reply(policy, env, sample, new_messages)
+            if len(episode.token_ids) + len(ids) > max_before:
                 episode.stop_reason = "truncated"  # the next reply would not fit
             else:
                 episode.messages += new_messages
@@ -296,9 +292,9 @@ def finish(episode: Episode, env) -> None:
     if episode.stop_reason == "error":
         return
     with failure_ends(episode):
-        marks = dict(env.score())
-        episode.reward = float(marks.pop("reward"))
-        episode.components = {name: float(value) for name, value in marks.items()}
+        scores = dict(env.score())
+        episode.reward = float(scores.pop("reward"))
+        episode.components = {name: float(value) for name, value in scores.items()}
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
@@ -307,7 +303,7 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     It may be longer than the policy's context; sft.py leaves such episodes out.
     """
     [player] = open_group(
-        policy, lambda: env, seed, number=0, k=1, max_prompt=UNLIMITED
+        policy, lambda: env, seed, number=0, k=1, max_before=UNLIMITED
     )
     episode = player.episode
     # Not always eos_token: Gemma ends a turn with one token and a text with another.
@@ -319,6 +315,7 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
+            # Nobody sampled these tokens, so they have no log-probs.
             sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)
     finish(episode, env)

@@ -23,12 +23,12 @@ from rollout import Episode, context_of, expert_episode
 
 
 def sft(
-    policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable
+    policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_if_asked: Callable
 ) -> dict:
     """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
-    make_env() -> an environment. stop_here() is called after every step, and raises if
-    the run has been asked to stop. Call sft() inside `with policy.learning()`.
+    make_env() -> an environment. stop_if_asked() is called after every step, and raises
+    if the run has been asked to stop. Call sft() inside `with policy.learning()`.
 
     Returns {"losses": of each step, "tokens": how many were trained on, "warnings": for
     the run to print, see fitting}.
@@ -48,18 +48,18 @@ def sft(
         stats = sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)
         losses.append(stats["loss"])
         tokens += sum(e.reply_tokens for e in batch)
-        stop_here()
+        stop_if_asked()
     return {"losses": losses, "tokens": tokens, "warnings": warnings}
 
 
 def fitting(
     policy: Policy, episodes: list[Episode], max_tokens: int
 ) -> tuple[list[Episode], dict[str, str]]:
-    """(the demonstrations that RL could play, {name: a warning about others}).
+    """(the demonstrations that fit RL's limits, {name: a warning about others}).
 
-    Demonstrations longer than the model's context are left out, and those with a reply
-    of more than max_tokens, because RL would cut it; but if all have one, they stay.
-    ValueError if none fits the context.
+    Demonstrations longer than the model's context are left out. So are those with a
+    reply of more than max_tokens, because RL would cut it; but if every demonstration
+    has one, all are shown. ValueError if none fits the context.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
@@ -81,7 +81,7 @@ def fitting(
             f"than --max-tokens {max_tokens}, which RL would cut; they are "
             f"{'left out' if short else 'shown, as there are no others'}"
         )
-    return short or in_context, warnings
+    return (short or in_context), warnings
 
 
 def longest_reply(episode: Episode) -> int:

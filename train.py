@@ -77,26 +77,26 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
     print(what_is_healthy(cfg))
-    while not run.updates_done():
+    while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task
         # (fast/ahead.py calls rollout.play; state.level is how hard the tasks are, and
         # --curriculum raises it)
-        groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
+        groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
         # 2 compare: how much better was each episode than the others of its group?
         advantages = compare_groups(groups, cfg)  # [num_tasks, k]
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
-        set_learning_rate(optimizer, learning_rate(cfg, state.update))
+        set_learning_rate(optimizer, learning_rate(cfg, state.updates))
         with rollouts.paused(), policy.learning():
             stats = update(policy, optimizer, groups, advantages, cfg, reference)
         # 4 look: log it; evaluate and save now and then
-        state.update += 1
+        state.updates += 1
         run.log(groups, summarize(groups) | stats, rollouts)
-        if state.update == 1:
+        if state.updates == 1:
             print(verdict(groups))  # can GRPO learn from such a batch?
-        last = run.updates_done()
-        if state.update % cfg.eval_every == 0 and not last:
+        last = run.finished()
+        if state.updates % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
-        if state.update % cfg.save_every == 0 or last or run.stop_asked():
+        if state.updates % cfg.save_every == 0 or last or run.stop_asked():
             run.save(policy, optimizer, groups, advantages)
         run.stop_if_asked()  # after Ctrl-C, it ends here; --resume continues it
     evaluate(cfg, run, policy, rollouts, "final")
@@ -149,8 +149,8 @@ def prepare(cfg: Config, user_flags: set[str]):
     env = env_of_level(cfg.difficulty)
     opening = env.reset(task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
-    chosen = fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1))
-    print(chosen, end="")
+    fitted = fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1))
+    print(fitted, end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     seeds_of = partial(task_seeds, cfg)
@@ -164,7 +164,7 @@ def probe(cfg: Config, user_flags: set[str]) -> None:
     policy, rollouts = prepare(cfg, user_flags)
     with rollouts.paused(), policy.learning():
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
-        sft(policy, new_env, sft_seeds(cfg), cfg, stop_here=lambda: None)
+        sft(policy, new_env, sft_seeds(cfg), cfg, stop_if_asked=lambda: None)
     level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     print(*prospects(rollouts.batch(0, level), cfg), sep="\n")
     rollouts.close()
@@ -173,7 +173,7 @@ def probe(cfg: Config, user_flags: set[str]) -> None:
 def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
     """Play the development tasks greedily; stage: before, after_sft, train or final."""
     with run.clock("eval"):
-        done = run.state.update
+        done = run.state.updates
         greedy = partial(rollouts.greedy, update=done)
         played = evaluate_policy(
             policy, greedy, eval_sets(cfg), dev_seeds(cfg), run.folder, stage, done

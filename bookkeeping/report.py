@@ -121,7 +121,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         "model": config["model"] if config["model"] != "auto" else machine["model"],
         "seed": config["seed"],
         "trained": final["tasks"],
-        "updates": state["update"],
+        "updates": state["updates"],
         "eval": results,
         **{k: vars(metrics.gain(sft[v], final[v])) for k, v in gains.items() if v in final},
         "sft": state["sft"],

@@ -58,7 +58,7 @@ CLOCKS = ("total", *SECONDS, "eval", "sft")  # the parts of a run's seconds
 class State:
     """What a resumed run needs besides weights, optimizer and logs: checkpoint/state.json."""
 
-    update: int = 0  # updates done; the first checkpoint is after SFT
+    updates: int = 0  # updates done; the first checkpoint is after SFT
     level: int | str | None = None  # a curriculum's, or simply the difficulty
     sft: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=lambda: dict.fromkeys(CLOCKS, 0.0))
@@ -93,7 +93,7 @@ class Run:
             self.folder = Path(self.keep.name)
         if self.saved:
             self.go_on(policy, optimizer)
-        run_folder.trim(self.folder, self.state.update if self.saved else -1)
+        run_folder.trim(self.folder, self.state.updates if self.saved else -1)
         records.write_json(self.folder / "config.json", asdict(cfg))  # on the disk, when it is said
         if not self.saved:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
@@ -118,7 +118,7 @@ class Run:
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
             self.refuse()
-        print(f"resumed {self.folder} after update {self.state.update}")
+        print(f"resumed {self.folder} after update {self.state.updates}")
         if not self.state.code.endswith(code):
             self.state.code += f" then {code}"
             self.tell(
@@ -137,9 +137,9 @@ class Run:
         evals = records.lines(self.home / "evals.jsonl")
         for wrong, sentence in (
             (
-                state.update > most,
-                f"it has done {state.update} updates, more than the {most} that are asked for; "
-                f"give --updates {state.update} or more",
+                state.updates > most,
+                f"it has done {state.updates} updates, more than the {most} that are asked for; "
+                f"give --updates {state.updates} or more",
             ),
             (
                 cfg.curriculum and state.level not in levels_of(cfg.env),
@@ -168,7 +168,7 @@ class Run:
         """
         state = self.state
         seconds = {part: rollouts.seconds[part] for part in SECONDS}
-        line = {"update": state.update, "level": rollouts.level, **stats}
+        line = {"update": state.updates, "level": rollouts.level, **stats}
         line |= {f"seconds_{part}": count for part, count in seconds.items()}
         state.seconds |= {part: state.seconds[part] + count for part, count in seconds.items()}
         played = [e for group in groups for e in group if e.stop_reason != "error"]
@@ -177,7 +177,7 @@ class Run:
         records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
         self.lines.append(line)
-        minutes = (self.cfg.updates - state.update) * sum(seconds.values()) / 60
+        minutes = (self.cfg.updates - state.updates) * sum(seconds.values()) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
         self.tell(doctor.symptoms(self.lines))
@@ -201,9 +201,9 @@ class Run:
             levels = levels_of(self.cfg.env)
             self.state.level = levels[levels.index(self.state.level) + 1]
 
-    def updates_done(self) -> bool:
+    def finished(self) -> bool:
         """Are the updates done? Both ends may wait for the training reward to settle."""
-        cfg, done = self.cfg, self.state.update
+        cfg, done = self.cfg, self.state.updates
         if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
             return True
         waits = cfg.until_converged if done >= cfg.updates else cfg.stop_when_settled
@@ -239,7 +239,7 @@ class Run:
             for tasks, measures in results.items()
             for name, found in measures.items()
         }
-        self.to_wandb({"update": self.state.update, **means})
+        self.to_wandb({"update": self.state.updates, **means})
         evals = doctor.of_run(evals, self.cfg.sft_steps)
         self.tell(doctor.symptoms(evals, doctor.EVALUATED))
 
@@ -253,7 +253,7 @@ class Run:
         told = self.state.warnings
         for name, sentence in symptoms.items():
             if name not in told:
-                told[name] = f"update {self.state.update}: {sentence}"
+                told[name] = f"update {self.state.updates}: {sentence}"
                 records.say(self.folder, f"{name.upper()} at {told[name]}")
 
     @contextmanager
@@ -265,7 +265,7 @@ class Run:
 
     def save(self, policy, optimizer, groups=None, advantages=None) -> None:
         """Save a checkpoint, and two groups of the last batch to read."""
-        update, shown = self.state.update, (groups or [])[:2]
+        update, shown = self.state.updates, (groups or [])[:2]
         ratios = [[ratios_of(policy, e, self.cfg, update) for e in group] for group in shown]
         records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
         self.state.seconds["total"] = time.monotonic() - self.began

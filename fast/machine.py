@@ -508,8 +508,8 @@ def kept_per_token(policy: Policy, tokens: int = 32) -> float:
 def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     """Choose settings that make an update fit a CPU's memory, unless typed; returns a line on it.
 
-    opening: tokens of the first prompt; turns: the most replies. ValueError if not even one
-    conversation fits.
+    opening: tokens of the first prompt; turns: the most replies (1, if the environment does not
+    say). ValueError if not even one conversation fits.
     """
     if policy.device.type != "cpu" or cfg.micro_tokens:
         cfg.micro_tokens = cfg.micro_tokens or MOST_TOKENS

@@ -55,8 +55,8 @@ def train_run() -> Path:
 
     def save_and_keep(folder, policy, optimizer, state, *more):
         save(folder, policy, optimizer, state, *more)
-        if state["update"] in SHOWN:
-            to = folder.with_name("snapshots") / f"{state['update']:04}.safetensors"
+        if state["updates"] in SHOWN:
+            to = folder.with_name("snapshots") / f"{state['updates']:04}.safetensors"
             to.parent.mkdir(exist_ok=True)
             shutil.copy(folder / "adapter_model.safetensors", to)
 

@@ -44,7 +44,7 @@ def run(monkeypatch, runs: Path, *flags: str) -> Path:
 def saved(folder: Path, name: str = "checkpoint") -> tuple[dict, int]:
     """(weights, number of updates) of the run's checkpoint."""
     state = json.loads((folder / name / "state.json").read_text())
-    return load_file(folder / name / "adapter_model.safetensors"), state["update"]
+    return load_file(folder / name / "adapter_model.safetensors"), state["updates"]
 
 
 def test_weights_that_break_just_before_a_checkpoint_are_not_saved(monkeypatch, tmp_path):

@@ -143,7 +143,7 @@ def test_ctrl_c_stops_all_of_them_at_the_same_update_and_leaves_nobody_behind(tm
     assert f"go on with: python train.py --resume {tmp_path / 'stopped'}" in said
     done = len(metrics.read_text().splitlines())
     state = json.loads((tmp_path / "stopped" / "checkpoint" / "state.json").read_text())
-    assert state["update"] == done < 500
+    assert state["updates"] == done < 500
 
 
 def test_what_cannot_work_is_refused_once_and_in_a_sentence(tmp_path):

@@ -176,7 +176,7 @@ train.update = update
     cut = tmp_path / "cut"
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"stopped; go on with: python train.py --resume {cut}" in done.stderr
-    assert read(cut / "checkpoint" / "state.json")["update"] == 1
+    assert read(cut / "checkpoint" / "state.json")["updates"] == 1
     assert len(lines(cut / "metrics.jsonl")) == 1
     assert run("--resume", cut).returncode == 0
     check_equal(cut, whole)
