@@ -323,6 +323,18 @@ TABLES |= {
             "tasks that differ from it, each seed": off_the_guess,
         },
     ),
+    "real_spelt": lambda: made(  # the same, spelt in the question
+        arms("real_spelt"),
+        {
+            "SmolLM2-135M, words of 5 to 12 letters, spelt": "{what}",
+            "seeds": seeds,
+            "after SFT": lambda arm: percent(stage_of(arm, "after_sft")),
+            "at the end": lambda arm: percent(stage_of(arm, "final")),
+            "GRPO's gain": lambda arm: over(gained(arm)).points(),
+            "n": lambda arm: len(stage_of(arm, "final")[0]),
+            "held out, at the end": exact(),
+        },
+    ),
     "passes": lambda: made(
         [read("letters")["passes"] | {"k": k} for k in (1, 4, 32)],
         {
