@@ -161,7 +161,9 @@ def print_components(name: str, episodes: list[Episode]) -> None:
     print(f"\n{name}: mean [95% interval], greedy, {n} tasks that were not trained on")
     rewards = {"reward": [e.reward for e in episodes]}
     for part, values in (rewards | parts(episodes)).items():
-        print(f"  {part:22} {metrics.mean(known(values))}")
+        given = known(values)
+        shown = tables.cell(part, np.array(given, dtype=float))
+        print(f"  {part:22} {shown}, n={len(given)}")
 
 
 def summarize(groups: list[list[Episode]]) -> dict:

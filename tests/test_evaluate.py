@@ -129,7 +129,9 @@ def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_m
     assert found == metrics.mean([0.25, 0.75]) and "turn_2" in tables.measures(line)
     print_components("mine", mixed)
     row = capsys.readouterr().out.splitlines()[-1]
-    assert row.split(maxsplit=1) == ["turn_2", str(metrics.mean([0.25, 0.75]))]
+    assert row.split(maxsplit=1) == ["turn_2", f"{metrics.mean([0.25, 0.75]).text(3)}, n=2"]
+    print_components("mine", [episode(0.5, turns_used=25.0)] * 3)
+    assert "turns_used             25, always, n=3" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------- a training batch
