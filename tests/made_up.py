@@ -40,7 +40,7 @@ CONFIG = {
 def state(updates: int, **changes) -> dict:
     seconds = {"total": 600.006, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0}
     return {
-        "update": updates,
+        "updates": updates,
         "sft": {"loss_first": 3.25, "loss_last": 0.5},
         "warnings": {},
         "seconds": seconds,
