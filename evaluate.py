@@ -328,7 +328,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     before = len(records.lines(folder / "evals.jsonl"))
     # Freshly loaded, its adapter adds nothing: this is the base.
     play_ways(cfg, policy, rollouts, sets, seeds, folder, 0, BASE)
-    update = load_checkpoint(saved, policy)[1]["updates"]  # the moments are not kept
+    with records.foreign(folder):
+        update = load_checkpoint(saved, policy)[1]["updates"]  # Adam's moments go
     print(f"{folder} after {update} updates; {why}")
     results = play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
     for tasks, episodes in results.items():

@@ -7,7 +7,7 @@ The whole idea in four numbers. One task, four answers, rewards
 
 Make every token of the two good answers a little likelier, and every token of the two
 bad ones a little less likely. That is all. The group's mean is the baseline, so no
-second network has to predict rewards, as in PPO. A group whose answers all score the
+second network has to predict rewards (PPO has one). A group whose answers all score the
 same teaches nothing (its advantages are 0) and is skipped.
 
 Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
@@ -321,10 +321,10 @@ def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpiso
     return [one for one in weighted if one.advantages.any()]
 
 
-def micro_batches(chosen: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
+def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
     # Dealt out in turn, the shortest first: each process gets some of every length.
-    by_length = sorted(chosen, key=lambda one: len(one.episode.token_ids))
+    by_length = sorted(weighted, key=lambda one: len(one.episode.token_ids))
     own = parallel.share(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device
     # fast/logprobs.py can run a prompt once for all replies to it.

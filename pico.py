@@ -41,7 +41,7 @@ import torch
 import torch.nn.functional as F
 
 MODEL = Path(__file__).resolve().parent / "models" / "pico_base"
-DEVICE = "cpu"  # or "cuda", or "mps" on a Mac: nothing else has to change
+DEVICE = "cpu"  # or "cuda"; "mps" on a Mac was not run
 
 # The model, as in its config.json.
 LAYERS = 4

@@ -225,7 +225,8 @@ def by_chance(lines: Lines) -> bool:
 
     With one group per update, many have none: at a share of 60%, ten in a row are nothing. Chance
     makes it if, at the share before it, more than one run in a hundred would have such a stretch.
-    The share of a few updates says little, so it is mixed with two of four.
+    The share of a few updates says little, so it is mixed with two of four. A run's first stretch
+    has no share before it, and counts.
     """
     groups = every(lines[-LONGEST:], "groups_with_signal")
     if not np.isin(groups, (0, 1)).all():

@@ -382,7 +382,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "checkpoint"
         for update in (10, 20):
-            save_checkpoint(folder, policy, None, {"update": update})
-        (folder / "state.json").write_text('{"update": 30}', encoding="utf-8")
+            save_checkpoint(folder, policy, None, {"updates": update})
+        (folder / "state.json").write_text('{"updates": 30}', encoding="utf-8")
         _, state = load_checkpoint(find_checkpoint(folder), policy)
-        print("continues after update", state["update"])
+        print("continues after update", state["updates"])

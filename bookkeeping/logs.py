@@ -222,7 +222,9 @@ PAIR = re.compile(
 # (in 2025: Reward: 0.5000)
 # Evaluated aime (Step 5) | …
 # {"message": "Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1%", …  (prime-rl's log.json_logging)
-STEP = re.compile(r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)?\s+[-|]")
+STEP = re.compile(
+    r"(?:^|[\s\"])(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)?(?: [-|]|\s*\n(?=\s*- \S+:))"
+)
 # Detected 97/128 rollouts (gibberish=2, zero_advantage=95), enforced 95   (before the step's row)
 FILTERED = re.compile(r"Detected \d+/([1-9]\d{0,8}) rollouts \([^()\n]*zero_advantage=(\d{1,9})")
 BETWEEN = re.compile(r"[|\n] *(?:- )?|\s-\s")  # a row may be broken into several lines
@@ -308,12 +310,15 @@ def joined(text: str) -> str:
     lines = text.split("\n")
     alike = ((a, b) for a, b in pairwise(lines) if len(a) == len(b))
     broken = Counter(len(a) for a, b in alike if STEP.search(a) and not STEP.search(b))
-    [(width, rows)] = broken.most_common(1) or [(0, 0)]
-    width = width if rows > 2 else max(map(len, lines))
+    width = max(map(len, lines))
+    if max(broken.values(), default=0) > 2:
+        width = broken.most_common(1)[0][0]
     wraps = sum(len(line) == width for line in lines) > 2
     parts = lines[:1]
     for before, line in pairwise(lines):
-        goes_on = wraps and len(before) == width and not STEP.search(line)
+        goes_on = (
+            wraps and len(before) == width and not STEP.search(line) and re.search(r"\w", line)
+        )
         parts += ["" if goes_on or re.match(r"\.\d", line) else "\n", line]
     return "".join(parts)
 

@@ -246,6 +246,11 @@ AROUND = re.compile(
 )
 
 
+# White space that says nothing: beside brackets and commas, before a LaTeX command, and on both
+# sides of an operator. "5 -3" stays two numbers, and "1. 5" is not 1.5.
+LOOSE = re.compile(r"\s*([()\[\]{},;])\s*|\s+([+*/=<>-])\s+|\s+(?=\\)")
+
+
 def as_number(text: str) -> Fraction | None:
     """A text as a number, by NUMBER, THOUSANDS, PLAIN and NOTATIONS; bold or not."""
     plain = unwrapped(text.strip().removesuffix(".").strip("*")).translate(PLAIN)
@@ -264,7 +269,7 @@ def as_words(text: str) -> list[str]:
     plain = re.sub(r"\\(?:left|right)\b", "", unwrapped(text.strip().strip("*")))
     plain = re.sub(r"\\[dt]frac\b", r"\\frac", plain)
     plain = unicodedata.normalize("NFC", plain)
-    return re.sub(r"\s*([^\w\s])\s*", r"\1", plain).split()  # (1, 2) is (1,2)
+    return LOOSE.sub(lambda found: found[1] or found[2] or "", plain).split()
 
 
 def unwrapped(text: str) -> str:

@@ -7,7 +7,7 @@ over the whole batch first (grpo.token_weights).
 
 An update is measured in the same pass:
 
-    log = UpdateLog(policy, groups, advantages, chosen, cfg, forward)
+    log = UpdateLog(policy, groups, advantages, weighted, cfg, forward)
     log.add(batch, out, loss)     after every micro-batch: sums over its tokens
     log.end_epoch()               after an optimizer step's passes: sums over all processes
     log.columns()                 at the end: means per token, the columns of metrics.jsonl
@@ -178,10 +178,10 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 class UpdateLog:
     """Sums over the tokens of an epoch; one optimizer step is one epoch."""
 
-    def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg, forward):
+    def __init__(self, policy, groups: list[list], advantages, weighted: list, cfg, forward):
         """advantages [G][k]: a number, or a tensor with one per sampled token.
 
-        chosen: what is trained on, grpo.WeightedEpisodes; cfg: a settings.Config; forward: grpo's
+        weighted: what is trained on, grpo.WeightedEpisodes; cfg: a settings.Config; forward: grpo's
         forward pass.
         """
         self.policy, self.cfg, self.forward = policy, cfg, forward
@@ -198,7 +198,7 @@ class UpdateLog:
             "groups_with_signal": sum(any(row) for row in sizes) / len(sizes),
             "advantage_abs": sum(size for _, size in pairs) / n,
             "off_policy_steps": sum(e.age for e, _ in pairs) / n,
-            "trained_tokens": sum(one.episode.reply_tokens for one in chosen) * cfg.epochs,
+            "trained_tokens": sum(one.episode.reply_tokens for one in weighted) * cfg.epochs,
             # How much of `mismatch` the number format explains.
             "rounding": 0.03 if policy.bfloat16 else 1e-3,
         }

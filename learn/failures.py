@@ -49,13 +49,13 @@ def without_stop(e):
     return replace(e, sampled=[*e.sampled[:-1], False]) if e.stop_reason == "done" else e
 
 
-def batches_without_stop(right, chosen, *rest):
-    """chosen: grpo.WeightedEpisodes."""
-    for one in chosen:
+def batches_without_stop(right, weighted, *rest):
+    """weighted: grpo.WeightedEpisodes."""
+    for one in weighted:
         one.episode = without_stop(one.episode)
         n = one.episode.reply_tokens
         one.advantages, one.weights = one.advantages[:n], one.weights[:n]
-    return right(chosen, *rest)
+    return right(weighted, *rest)
 
 
 def demonstrations_without_stop(right, episodes, *rest):

@@ -212,6 +212,9 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
         ("exact", "\\left(\\frac{\\pi}{2}\\right)", ["**(\\dfrac{\\pi}{2})**"], ["(\\pi/2)"]),
         ("exact", "[0, \\infty)", ["[0,\\infty)", "\\left[ 0, \\infty \\right)"], ["[0,\\inf ty)"]),
         ("exact", "New York, 1 2", ["New  York ,1 2"], ["NewYork, 1 2", "New York, 12"]),
+        ("exact", "x + 5 \\sqrt{3}", ["x+5\\sqrt{3}", "x + 5\\sqrt{ 3 }"], ["x +5 \\sqrt{3}"]),
+        ("exact", "5 - 3 a", ["5-3 a"], ["5 -3 a", "5 -3a"]),
+        ("exact", "v 1.5", ["v  1.5"], ["v 1. 5", "v 1 .5"]),
         ("number", "306,\\!956.63", ["306956.63", "306{,}956.63", "\\boxed{306,956.63}"], ["306"]),
         (
             "number",
