@@ -66,7 +66,7 @@ def assert_whole(folder: Path, updates: int) -> None:
     found = [line["update"] for line in lines(folder / "metrics.jsonl")]
     assert found == list(range(1, updates + 1))
     assert json.loads((folder / "summary.json").read_text())["updates"] == updates
-    assert json.loads((folder / "checkpoint" / "state.json").read_text())["update"] == updates
+    assert json.loads((folder / "checkpoint" / "state.json").read_text())["updates"] == updates
 
 
 def assert_on_policy(line: dict) -> None:
