@@ -55,9 +55,20 @@ from policy import Policy
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
-    "updates", "until_converged", "stop_when_settled", "max_updates", "wandb", "threads", "device",
-    "engine", "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
-)  # fmt: skip
+    "updates",
+    "until_converged",
+    "stop_when_settled",
+    "max_updates",
+    "wandb",
+    "threads",
+    "device",
+    "engine",
+    "vllm_memory",
+    "vllm_sleep",
+    "vllm_seeds",
+    "micro_tokens",
+    "gradient_checkpointing",
+)
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 # {type of a flag: what config.json may hold for it}; other types are stored as they are
 SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}

@@ -54,9 +54,20 @@ ROLES = ("system", "user", "assistant", "tool")  # templates leave out messages 
 
 # Columns of the logs: an entry of a score with such a name would overwrite them.
 TAKEN = {*COLUMNS, *(f"seconds_{part}" for part in SECONDS)} | {
-    "update", "stage", "tasks", "trained", "missing", "level", "n", "errors", "reply_tokens",
-    "reward_low", "reward_high", "exact_reward", "deviation",
-}  # fmt: skip
+    "update",
+    "stage",
+    "tasks",
+    "trained",
+    "missing",
+    "level",
+    "n",
+    "errors",
+    "reply_tokens",
+    "reward_low",
+    "reward_high",
+    "exact_reward",
+    "deviation",
+}
 
 
 # ------------------------------------------------------------------- what an environment may answer

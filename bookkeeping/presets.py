@@ -68,31 +68,58 @@ LONGEST = {  # tokens of a reply
 # Other people's published runs, as far as described, with a model that fits one A100 instead of a
 # 30B: no SFT, prime-rl's constant rate. What they leave open is ours: the loss, the evaluations.
 PUBLISHED = {
-    "model": "Qwen/Qwen3-4B-Instruct-2507", "lora_rank": 32, "lora_alpha": 64, "lr": 1e-5,
-    "warmup": 0, "lr_end": 1.0, "sft_steps": 0, "temperature": 1.0,
-}  # fmt: skip
+    "model": "Qwen/Qwen3-4B-Instruct-2507",
+    "lora_rank": 32,
+    "lora_alpha": 64,
+    "lr": 1e-5,
+    "warmup": 0,
+    "lr_end": 1.0,
+    "sft_steps": 0,
+    "temperature": 1.0,
+}
 PRESETS = {
     "seed": {  # picoRL's run: every setting that it relied on
-        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
-        "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip", "k": 8,
+        "think": False,
+        "reward": "partial",
+        "lr": 5e-6,
+        "warmup": 0,
+        "lr_end": 1.0,
+        "updates": 200,
+        "max_tokens": 2048,
+        "eval_n": 32,
+        "eval_every": 10,
+        "importance": "clip",
+        "k": 8,
         "sft_lr": 1e-5,
     },
     # SWARM v0.2 on Qwen3-30B-A3B-Thinking: batches of 64, 4 rollouts per example. Rank and rate
     # were not published, and are the alphabet's. A conversation may reach 55,900 tokens (25 replies
     # of 2048, and the text in between): to train on it, a 4B needs gradient checkpointing.
-    "swarm-published": PUBLISHED | {
-        "env": "swarm", "difficulty": "medium", "think": True,
+    "swarm-published": PUBLISHED
+    | {
+        "env": "swarm",
+        "difficulty": "medium",
+        "think": True,
         "set": ["version=0.2", "payoff_scale=published", "error_penalty=0.0"],
-        "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048,
-        "gradient_checkpointing": True, "vllm_memory": 0.7,
+        "num_tasks": 16,
+        "k": 4,
+        "updates": 200,
+        "max_tokens": 2048,
+        "gradient_checkpointing": True,
+        "vllm_memory": 0.7,
     },
     # prime-rl's alphabet-sort on this very model, with the rollouts of the published run of the 30B
     # (its own file has 200 updates of 16 x 16). Tasks as by default.
-    "alphabet-published": PUBLISHED | {
-        "env": "alphabet", "think": False, "num_tasks": 32, "k": 8, "updates": 100,
+    "alphabet-published": PUBLISHED
+    | {
+        "env": "alphabet",
+        "think": False,
+        "num_tasks": 32,
+        "k": 8,
+        "updates": 100,
         "max_tokens": 768,
     },
-}  # fmt: skip
+}
 # While it samples, a small model makes an error in one call of twelve. Without a penalty, a run
 # that posted trades ended at 36% errors; from 0.67 on, trying to accept a fair offer does not pay
 # for a policy that errs as often as the base does (measured at commit 22b9273).

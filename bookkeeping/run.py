@@ -113,7 +113,6 @@ class Run:
         """
         code = self.state.code
         self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
-        state.pop("wandb_id", None)  # from older runs; the folder keeps it now
         with records.foreign(self.saved):
             self.state = State(**state)
             self.began -= self.state.seconds["total"]

@@ -72,12 +72,30 @@ IMPORTANCE = ("clip", "none", "token", "sequence")
 CAP = 2.0  # C above: too small adds bias towards the sampler, too large adds noise; not tuned
 
 MEANS = (
-    "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
-)  # fmt: skip
+    "entropy",
+    "ratio",
+    "clip_fraction",
+    "approx_kl",
+    "mismatch",
+    "kl_ref",
+    "importance",
+    "capped",
+)
 COLUMNS = (
-    *MEANS, "groups_with_signal", "advantage_abs", "trained_tokens", "off_policy_steps", "lr",
-    "loss", "grad_norm", "ratio_max", "rounding", "twice", "stop_trained", "stretch",
-)  # fmt: skip
+    *MEANS,
+    "groups_with_signal",
+    "advantage_abs",
+    "trained_tokens",
+    "off_policy_steps",
+    "lr",
+    "loss",
+    "grad_norm",
+    "ratio_max",
+    "rounding",
+    "twice",
+    "stop_trained",
+    "stretch",
+)
 SUMS = ("loss", "tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
 
 

@@ -239,6 +239,15 @@ def gained(arm: dict) -> list:
     return [a - b for a, b in zip(stage_of(arm, "final"), stage_of(arm, "after_sft"))]
 
 
+COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
+    "seeds": seeds,
+    "after SFT": lambda arm: percent(stage_of(arm, "after_sft")),
+    "after GRPO": lambda arm: percent(stage_of(arm, "final")),
+    "gained": lambda arm: over(gained(arm)).points(),
+    "n": lambda arm: len(stage_of(arm, "final")[0]),
+}
+
+
 def best_guess(tier: int, n: int = 256) -> np.ndarray:
     """[n] development tasks: 1 if the commonest counts for that many letters are right."""
     env, truths = Letters(tier, "binary", False, "bare"), []
@@ -321,28 +330,21 @@ TABLES |= {
     ),
     "real_letters": lambda: made(  # SmolLM2's letters
         arms("real_letters"),
-        {
-            "SmolLM2-135M, without thinking": "{what}",
-            "seeds": seeds,
-            "after SFT": lambda arm: percent(stage_of(arm, "after_sft")),
-            "after 60 updates of GRPO": lambda arm: percent(stage_of(arm, "final")),
-            "gained": lambda arm: over(gained(arm)).points(),
-            "n": lambda arm: len(stage_of(arm, "final")[0]),
+        {"SmolLM2-135M, without thinking": "{what}"}
+        | COURSE
+        | {
             "the best guess for all": lambda arm: f"{best_guess(int(arm['name'][-1])).mean():.1%}",
             "tasks that differ from it, each seed": off_the_guess,
         },
     ),
     "real_spelt": lambda: made(  # the same, spelt in the question
         arms("real_spelt"),
-        {
-            "SmolLM2-135M, letters apart; development tasks": "{what}",
-            "seeds": seeds,
-            "after SFT": lambda arm: percent(stage_of(arm, "after_sft")),
-            "at the end": lambda arm: percent(stage_of(arm, "final")),
-            "GRPO's gain": lambda arm: over(gained(arm)).points(),
+        {"SmolLM2-135M, letters apart": "{what}"}
+        | COURSE
+        | {
             "where the best guess is wrong, each seed": beyond_the_guess,
-            "n": lambda arm: len(stage_of(arm, "final")[0]),
-            "256 held out, at the end": exact(),
+            "held out, after GRPO": exact(),
+            "held-out tasks": lambda arm: len(scores(arm)[0]),
         },
     ),
     "passes": lambda: made(
