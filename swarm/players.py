@@ -15,8 +15,18 @@ Run me: `python -m swarm.players` shows what each of them does first in the same
 
 import random
 
-from swarm.bots import KINDS, NICE, PLACES, THINGS, between, pick, work_text
-from swarm.economy import ME
+from swarm.bots import (
+    KINDS,
+    NICE,
+    PLACES,
+    THINGS,
+    between,
+    draw_scenario,
+    draw_tasks,
+    pick,
+    work_text,
+)
+from swarm.economy import ME, open_economy
 
 # Each player takes a view and its own dice, and returns a move: (thought, tool, arguments).
 
@@ -36,12 +46,11 @@ def at_random(seen: dict, rng: random.Random):
     offer, mine = any_id(seen["incoming"], "prop_1"), any_id(seen["pending"], "prop_1")
     bot, text = any_id(seen["bots"], "bot_1"), news(rng)
     direction, transfer = pick(rng, ["up", "down"]), between(rng, -5, 5)
-    trade = {"counterparty_id": bot, "content": text, "offered_transfer": transfer}
     moves = {
         "post": {"content": text},
         "reply": {"post_id": chosen, "content": text},
         "vote": {"post_id": chosen, "direction": direction},
-        "propose_trade": trade,
+        "propose_trade": {"counterparty_id": bot, "content": text, "offered_transfer": transfer},
         "accept_proposal": {"proposal_id": offer},
         "reject_proposal": {"proposal_id": offer},
         "claim_task": {"task_id": task},
@@ -59,24 +68,29 @@ def possible(seen: dict, rng: random.Random) -> dict[str, list[dict]]:
     if seen["frozen"]:
         return {"pass_turn": [{}]}
     others = [row for row in seen["feed"] if row["author"] != ME]
-    votable = [row["id"] for row in others if not row["voted"]]
-    way = lambda: pick(rng, ["up", "down"])
-    words = lambda: f"{pick(rng, NICE)} {pick(rng, KINDS)}"
-    transfer = lambda: int(11 * rng.random()) - 5
-    mine = [row["id"] for row in seen["tasks"] if row["yours"]]
     moves = {
         "post": [{"content": f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)}"}],
         "reply": [{"post_id": row["id"], "content": "thank you"} for row in others],
-        "vote": [{"post_id": post, "direction": way()} for post in votable],
+        "vote": [
+            {"post_id": row["id"], "direction": pick(rng, ["up", "down"])}
+            for row in others
+            if not row["voted"]
+        ],
         "propose_trade": [
-            {"counterparty_id": row["id"], "content": words(), "offered_transfer": transfer()}
+            {
+                "counterparty_id": row["id"],
+                "content": f"{pick(rng, NICE)} {pick(rng, KINDS)}",
+                "offered_transfer": int(11 * rng.random()) - 5,
+            }
             for row in to_ask(seen)
         ],
         "accept_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
         "reject_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
         "cancel_proposal": [{"proposal_id": row["id"]} for row in seen["pending"]],
         "claim_task": [{"task_id": row["id"]} for row in seen["tasks"] if not row["yours"]],
-        "submit_work": [{"task_id": task, "content": "it is done"} for task in mine],
+        "submit_work": [
+            {"task_id": row["id"], "content": "it is done"} for row in seen["tasks"] if row["yours"]
+        ],
         "pass_turn": [{}],
     }
     return {tool: arguments for tool, arguments in moves.items() if arguments}
@@ -185,14 +199,12 @@ def near_breaker(seen: dict) -> bool:
 
 def expert(seen: dict, rng: random.Random):
     """Good offers first (they lapse), then work, then moves for reputation or diversity."""
-    good = [offer for offer in seen["incoming"] if offer["you_get"] >= -1]
-    bad = [offer for offer in seen["incoming"] if offer["you_get"] < -1]
     if seen["frozen"]:
         return FROZEN
     if near_breaker(seen):
         return share(seen, rng)
-    if good:
-        best = max(good, key=lambda offer: offer["you_get"])
+    best = max(seen["incoming"], key=lambda offer: offer["you_get"], default=None)
+    if best and best["you_get"] >= -1:
         offer, get = best["id"], best["you_get"]
         terms = f"gives me {get:.1f}" if get >= 0 else f"asks for only {-get:.1f}"
         return move(f"{offer} {terms}, that is good.", "accept_proposal", proposal_id=offer)
@@ -202,8 +214,8 @@ def expert(seen: dict, rng: random.Random):
     others = [row["id"] for row in seen["feed"] if row["author"] != ME]
     unvoted = [row["id"] for row in seen["feed"] if row["author"] != ME and not row["voted"]]
     moves = [share(seen, rng)]
-    if bad:
-        offer = bad[0]["id"]
+    if best:  # even the best offer asks for too much
+        offer = seen["incoming"][0]["id"]
         moves.append(move(f"{offer} asks for too much.", "reject_proposal", proposal_id=offer))
     if unvoted:
         post = unvoted[-1]
@@ -255,17 +267,25 @@ def tuned(seen: dict, rng: random.Random):
 
 
 def news(rng: random.Random) -> str:
-    text = f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)} on {pick(rng, PLACES)}"
-    return f"{text}, with all the data and a note for the whole team"
+    return (
+        f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)} on {pick(rng, PLACES)}, "
+        "with all the data and a note for the whole team"
+    )
 
 
-PLAYERS = {"tuned": tuned, "proposer": proposer, "expert": expert, "grinder": grinder}
-PLAYERS |= {"trader": trader, "novice": novice, "random": at_random, "idle": idle}
+PLAYERS = {
+    "tuned": tuned,
+    "proposer": proposer,
+    "expert": expert,
+    "grinder": grinder,
+    "trader": trader,
+    "novice": novice,
+    "random": at_random,
+    "idle": idle,
+}
 
 
 if __name__ == "__main__":
-    from swarm.bots import draw_scenario, draw_tasks
-    from swarm.economy import open_economy
     from swarm.view import view
 
     scenario = draw_scenario(8, "medium", "0.2")
