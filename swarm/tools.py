@@ -50,11 +50,13 @@ from swarm.economy import (
     Interaction,
     Post,
     Proposal,
+    Scenario,
     Task,
     book,
     content_quality,
     earn,
     inbox,
+    open_economy,
     payable,
     respect,
     tell,
@@ -125,8 +127,7 @@ def schemas(version: str) -> list[dict]:
 def show(text: str, most: int = 40) -> str:
     """A member's text as observations have it: one printable line, no markup, cut."""
     text = " ".join(text[: 10 * most].split()).replace("<", "(").replace(">", ")")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else "?" for c in text)
+    text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else text[:most].rpartition(" ")[0] + " …"
 
 
@@ -174,8 +175,11 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     rest = body[end:].lstrip()
     require(rest.startswith("</tool_call>"), "the tool call is not JSON alone")
     calls = 1 + sum("<tool_call>" in part for part in rest.split("</tool_call>")[:-1])
-    named = isinstance(call, dict) and isinstance(call.get("name"), str)
-    named = named and ("arguments" in call or len(call) == 1)  # some write "parameters"
+    named = (
+        isinstance(call, dict)
+        and isinstance(call.get("name"), str)
+        and ("arguments" in call or len(call) == 1)  # some write "parameters"
+    )
     require(named, 'a tool call is {"name": …, "arguments": {…}}')
     tool, given = call["name"], call.get("arguments", {})
     require(tool in tool_names(version), f"unknown tool {show(tool, 30)}")
@@ -278,8 +282,10 @@ def propose_trade(
     version = economy.scenario.version
     for first in inbox(economy, other.name):
         if first.proposer == name:
-            pending = f"your {first.id} to {other.name} is still pending"
-            require(version == "0.1", f"{pending}, cancel_proposal withdraws it")
+            pending = (
+                f"your {first.id} to {other.name} is still pending, cancel_proposal withdraws it"
+            )
+            require(version == "0.1", pending)
             del economy.proposals[first.id]
     economy.proposed += 1
     prop, quality = f"prop_{economy.proposed}", content_quality(content, version)
@@ -288,7 +294,7 @@ def propose_trade(
         prop, name, other.name, content, offered_transfer, p, economy.step
     )
     if name == ME:
-        economy.history.setdefault(other.name, [0, 0])[1] += 1
+        economy.proposed_to[other.name] += 1
     return f"{prop} is proposed to {other.name}"
 
 
@@ -308,7 +314,7 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     respect(economy.members[proposer], reputation_change(proposal))
     economy.interactions.append(Interaction(economy.step, proposer, receiver, True, p))
     if proposer == ME:
-        economy.history[receiver][0] += 1
+        economy.accepted_by[receiver] += 1
         tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
     return f"you accepted {proposal_id}, quality {p:.2f}, gain {gain[receiver]:+.1f}"
 
@@ -369,8 +375,6 @@ ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function
 
 
 if __name__ == "__main__":
-    from swarm.economy import Scenario, open_economy
-
     task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
     economy = open_economy(Scenario(0, "medium", "0.2", "normal", ("honest",)), [[task]])
     work = {"task_id": "task_1", "content": "The supply budget for river transport, reviewed."}
