@@ -68,7 +68,7 @@ from lab.base.corpus import (
     letters_rows,
     pad_rows,
     some_lists,
-    swarm_rows,
+    swarm_episode,
     tally_rows,
 )
 from lab.base.tokenizer import build
@@ -154,7 +154,7 @@ def both(cfg: Pretrain, tokenizer, step: int):
 def calls(cfg: Pretrain, tokenizer, step: int):
     """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that
     they are not forgotten."""
-    drill = pad_rows(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32, 512), tokenizer, 8.0)
+    drill = pad_rows(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32), tokenizer, 8.0)
     if step % 2:
         return [drill]
     known = lists(cfg, tokenizer, STEPS["lists"][0] + step)
@@ -169,8 +169,9 @@ def all_three(cfg: Pretrain, tokenizer, step: int):
     there are 10 chats of alphabet.
     """
     rng, again = dice(cfg, 950_000 + step), step >= STEPS["all"][0]
-    whole = pad_rows(swarm_rows(tokenizer, rng, 8), tokenizer, 8.0 if again else 4.0)
-    drill = pad_rows(drill_rows(tokenizer, rng, 4, 512), tokenizer, 8.0)
+    episodes = [swarm_episode(tokenizer, rng) for _ in range(8)]
+    whole = pad_rows(episodes, tokenizer, 8.0 if again else 4.0)
+    drill = pad_rows(drill_rows(tokenizer, rng, 4), tokenizer, 8.0)
     if step % 2:
         letters = chats(cfg, tokenizer, 200_000 + step)
         return [whole, drill, letters[step // 2 % 2]]
@@ -250,14 +251,6 @@ def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]) -> fl
     return loss
 
 
-def train_round(model, optimizer, batch, length: int, peak: float, name: str) -> None:
-    """Steps on batch(0), batch(1), …, from a fresh learning rate down to nothing."""
-    for at in (bar := tqdm(range(length), desc=name, mininterval=5)):
-        for group in optimizer.param_groups:  # up over 100 steps, then along a cosine
-            group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
-        bar.set_postfix(loss=take_step(model, optimizer, batch(at)))
-
-
 def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
     torch.set_num_threads(cfg.threads)
     tokenizer = build()
@@ -272,10 +265,15 @@ def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
         if kind != "long":  # pico_long began with the rows of its new pieces unrounded
             model.to(torch.bfloat16).float()
         optimizer.state.clear()
-        before = sum(steps[kind][:i])  # a second round of a kind draws new tasks
-        batch = lambda at, kind=kind, before=before: batches[kind](cfg, tokenizer, before + at)
+        before, length = sum(steps[kind][:i]), steps[kind][i]
         peak = LR if kind == "skill" else LATER_LR
-        train_round(model, optimizer, batch, steps[kind][i], peak, f"{number} {kind}")
+        for at in (bar := tqdm(range(length), desc=f"{number} {kind}", mininterval=5)):
+            # the rate goes up over 100 steps, then along a cosine down to nothing
+            rate = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            parts = batches[kind](cfg, tokenizer, before + at)  # a second round draws new tasks
+            bar.set_postfix(loss=take_step(model, optimizer, parts))
     model.to(torch.bfloat16).save_pretrained(cfg.out)
     tokenizer.save_pretrained(cfg.out)
 

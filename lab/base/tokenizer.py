@@ -34,8 +34,8 @@ from swarm.view import opening as rules
 VOCAB_SIZE = 1344
 # as in Qwen3; special: never part of a reply's text
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-MARKUP += ["<tool_response>", "</tool_response>", "<tools>", "</tools>"]
+MARKUP = """<think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <tools>
+</tools>""".split()
 
 # Pieces without a leading space. None of them is a plain word, so none can swallow part of a string
 # or a name.
@@ -116,8 +116,9 @@ IDS = [
 def prompt_frames() -> list[str]:
     """The fixed parts of swarm's prompt: a schema, or a stretch of rules between numbers or names."""
     parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
-    changing = r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d"
-    changing += r"|\nThink first inside <think> and </think>"
+    changing = (
+        r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>"
+    )
     for version, think in product(("0.2", "0.1"), (True, False)):
         scenario = draw_scenario(0, "medium", version)
         text = rules(open_economy(scenario, draw_tasks(scenario)), think)
@@ -159,9 +160,9 @@ def pieces() -> list[str]:
     ]
     frames = FRAGMENTS + FRAMES + calls + prompt_frames()
     counts = SpellChecker(language="en").word_frequency.dictionary  # of English words
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))
-    plain = [word for word in frequent if re.fullmatch("[a-z]{2,}", word)]
-    words = spaced(WORDS + CAPITALISED + plain)
+    plain = filter(re.compile("[a-z]{2,}").fullmatch, counts)
+    frequent = sorted(plain, key=lambda word: (-counts[word], word))
+    words = spaced(WORDS + CAPITALISED + frequent)
     return list(dict.fromkeys(chars + letters + frames + IDS + words))
 
 
@@ -195,7 +196,5 @@ if __name__ == "__main__":
         '{"name": "submit_work", "arguments": {"task_id": "task_12"',
         "wörld 🙂",
     ):
-        ids = tokenizer(text)["input_ids"]
-        assert tokenizer.decode(ids) == text
-        cut = tokenizer.convert_ids_to_tokens(ids)
-        print(f"{len(text) / len(ids):.1f} characters a token: {text} -> {cut}")
+        cut = tokenizer.tokenize(text)
+        print(f"{len(text) / len(cut):.1f} characters a token: {text} -> {cut}")
