@@ -17,25 +17,25 @@ minutes.
 """
 
 import itertools
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 import tyro
 
 from env_letters import Letters
+from fast.machine import peak_memory
 from fast.sampler import TorchSampler
 from grpo import update
-from lab.tables import RESULTS, ROOT, SPEEDS, keep, speeds, table
+from lab.tables import RESULTS, SPEEDS, keep, speeds, table
 from policy import Policy, adam, load_policy
 from rollout import play, prompt_ids
 from settings import Config
@@ -174,8 +174,15 @@ def sampling_generate(setup: Setup) -> float:
     rows = [prompt for prompt in prompts for _ in range(setup.k)]
     policy.tokenizer.padding_side = "left"
     given = policy.tokenizer.pad({"input_ids": rows}, return_tensors="pt")  # ids, mask: [N, P]
-    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": -1}
-    how |= {"max_new_tokens": setup.reply, "pad_token_id": policy.tokenizer.pad_token_id}
+    how = {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "eos_token_id": -1,
+        "max_new_tokens": setup.reply,
+        "pad_token_id": policy.tokenizer.pad_token_id,
+    }
     with torch.inference_mode():
         return seconds(lambda step: policy.lm.generate(**given, **how))
 
@@ -194,17 +201,13 @@ def sampling_vllm(setup: Setup) -> float:
 
 
 # ------------------------------------------------------------------------------- the comparison
-def alone(side: str, setup: Setup) -> dict:
-    """A side in its own process: {seconds, mb, tokens}."""
-    code = "from lab.speed import *; from fast.machine import peak_memory; "
-    code += f"found = {{'seconds': {side}({setup!r}), 'mb': 1024 * peak_memory()}}; "
-    code += "print('FOUND', json.dumps(found))"
-    env = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True)
-    if done.returncode:
-        raise SystemExit(f"{side}: {done.stderr.decode()[-800:]}")
-    found = json.loads(done.stdout.decode().rpartition("FOUND")[2])
-    return found | {"tokens": setup.tasks * setup.k * setup.reply}
+def measured(side: str, setup: Setup) -> dict:
+    """{seconds, mb, tokens} of a side, in a process that does nothing else."""
+    return {
+        "seconds": globals()[side](setup),
+        "mb": 1024 * peak_memory(),
+        "tokens": setup.tasks * setup.k * setup.reply,
+    }
 
 
 def peers(setup: Setup) -> dict:
@@ -215,12 +218,14 @@ def peers(setup: Setup) -> dict:
             name = f"{setup.model}, {side}, {package} {found.version}"
             arms[name] = {"settings": asdict(setup), "rounds": []}
     for _, (name, arm) in itertools.product(range(setup.rounds), arms.items()):
-        arm["rounds"].append(alone(name.split(", ")[1], setup))
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            arm["rounds"].append(process.submit(measured, name.split(", ")[1], setup).result())
         print(name, arm["rounds"][-1], flush=True)
     return arms
 
 
 def main(setup: Setup) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(setup.threads)  # of the sides' processes
     arms = peers(setup)
     cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
     head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu}
