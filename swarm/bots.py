@@ -314,5 +314,7 @@ if __name__ == "__main__":
     pass_the_rest(economy)
     print(f"{scenario}\n\nafter 25 steps in which the model only passed:")
     for m in economy.members.values():
-        line = f"  {m.name:6} {m.kind:14} resources {m.resources:6.1f}"
-        print(f"{line}  reputation {m.reputation:5.1f}  {'frozen' if m.frozen_at else ''}")
+        print(
+            f"  {m.name:6} {m.kind:14} resources {m.resources:6.1f}  "
+            f"reputation {m.reputation:5.1f}  {'frozen' if m.frozen_at else ''}"
+        )

@@ -185,11 +185,8 @@ def propose(seen: dict, rng: random.Random):
     return move(f"A fair trade with {best['id']} is good for both.", "propose_trade", **trade)
 
 
-def share(seen: dict, rng: random.Random):
+def share(rng: random.Random, thought: str = "I share something, that helps my reputation."):
     """A post, which helps the reputation."""
-    thought = "I share something, that helps my reputation."
-    if near_breaker(seen):
-        thought = "My reputation is low, a post helps."
     return move(thought, "post", content=news(rng))
 
 
@@ -197,12 +194,15 @@ def near_breaker(seen: dict) -> bool:
     return seen["reputation"] < seen["threshold"] + 4
 
 
+LOW = "My reputation is low, a post helps."
+
+
 def expert(seen: dict, rng: random.Random):
     """Good offers first (they lapse), then work, then moves for reputation or diversity."""
     if seen["frozen"]:
         return FROZEN
     if near_breaker(seen):
-        return share(seen, rng)
+        return share(rng, LOW)
     best = max(seen["incoming"], key=lambda offer: offer["you_get"], default=None)
     if best and best["you_get"] >= -1:
         offer, get = best["id"], best["you_get"]
@@ -213,7 +213,7 @@ def expert(seen: dict, rng: random.Random):
         return work
     others = [row["id"] for row in seen["feed"] if row["author"] != ME]
     unvoted = [row["id"] for row in seen["feed"] if row["author"] != ME and not row["voted"]]
-    moves = [share(seen, rng)]
+    moves = [share(rng)]
     if best:  # even the best offer asks for too much
         offer = seen["incoming"][0]["id"]
         moves.append(move(f"{offer} asks for too much.", "reject_proposal", proposal_id=offer))
@@ -254,7 +254,7 @@ def tuned(seen: dict, rng: random.Random):
     if seen["frozen"]:
         return FROZEN
     if near_breaker(seen):
-        return share(seen, rng)
+        return share(rng, LOW)
     pressing = mine and min(task["deadline"] for task in mine) - seen["step"] < len(mine)
     if free and left > len(mine) and len(mine) < 2 and not pressing:
         return claim_best(free)
@@ -263,7 +263,7 @@ def tuned(seen: dict, rng: random.Random):
     trade = propose(seen, rng) if left >= LAST_POSTS and seen["step"] % 3 else None
     if trade:
         trade[2]["content"] += MORE_TRADE
-    return trade or share(seen, rng)
+    return trade or share(rng)
 
 
 def news(rng: random.Random) -> str:

@@ -216,11 +216,13 @@ def need(things: dict, kind: str, key: str):
 
 def need_received(economy: Economy, name: str, proposal_id: str, verb: str) -> Proposal:
     proposal = need(economy.proposals, "pending proposal", proposal_id)
-    sides = f"from {proposal.proposer} to {proposal.receiver}"
     only = f"only its receiver may {verb} it"
     cancel = "; to withdraw it call cancel_proposal" if economy.scenario.version == "0.2" else ""
     require(proposal.proposer != name, f"{proposal_id} is your own proposal, {only}{cancel}")
-    require(proposal.receiver == name, f"{proposal_id} is {sides}, {only}")
+    require(
+        proposal.receiver == name,
+        f"{proposal_id} is from {proposal.proposer} to {proposal.receiver}, {only}",
+    )
     return proposal
 
 
@@ -378,7 +380,7 @@ if __name__ == "__main__":
     task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
     economy = open_economy(Scenario(0, "medium", "0.2", "normal", ("honest",)), [[task]])
     work = {"task_id": "task_1", "content": "The supply budget for river transport, reviewed."}
-    replies = (
+    for text in (
         "I will wait and see.",
         write_call("claim_task", {"task_id": "task_1"}).removesuffix("</tool_call>"),
         "<tool_call>{name: claim_task}</tool_call>",
@@ -387,8 +389,7 @@ if __name__ == "__main__":
         write_call("submit_work", work),
         write_call("claim_task", {"task_id": "task_1"}, "task_1 pays 14."),
         write_call("submit_work", work),
-    )
-    for text in replies:
+    ):
         try:
             tool, arguments, calls = read_call(text, "0.2")
             result = ACTIONS[tool](economy, ME, **arguments) if calls else "no call"
