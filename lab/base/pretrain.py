@@ -50,7 +50,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -204,13 +203,13 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
+def start_from(model: Qwen3ForCausalLM, tokenizer, folder: str) -> int:
     """Load an older base's weights, every one of them; returns how many pieces its tokenizer knows.
 
     Pieces that the older tokenizer has too keep their rows; new ones start as they are.
     RuntimeError if the base lacks a weight of the model, or has one that the model lacks.
     """
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(f"{folder}/model.safetensors")
     old, new = AutoTokenizer.from_pretrained(folder).get_vocab(), tokenizer.get_vocab()
     kept, name = [piece for piece in new if piece in old], "model.embed_tokens.weight"
     rows = model.model.embed_tokens.weight.detach().clone()  # [V, D]
@@ -218,18 +217,6 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
     # The head is the embedding, and stands in no file: with its name the loading can be strict.
     model.load_state_dict({**weights, name: rows, "lm_head.weight": rows})
     return len(kept)
-
-
-def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
-    """Matrices decay, norms do not."""
-    groups = [
-        {
-            "params": [p for p in model.parameters() if (p.dim() >= 2) == matrix],
-            "weight_decay": decay,
-        }
-        for matrix, decay in ((True, 0.1), (False, 0.0))
-    ]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
 def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]) -> float:
@@ -256,8 +243,10 @@ def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
     tokenizer = build()
     model = make_model(tokenizer, cfg.seed)
     if cfg.start_from:
-        start_from(model, tokenizer, Path(cfg.start_from))
-    optimizer = optimizer_of(model)
+        start_from(model, tokenizer, cfg.start_from)
+    matrices = {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1}
+    norms = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([matrices, norms], betas=(0.9, 0.98))
     steps = {"skill": [cfg.skill_steps + cfg.chat_steps]} | STEPS
     rounds = [(kind, i) for kind in cfg.rounds or batches for i in range(len(steps[kind]))]
     for number, (kind, i) in enumerate(rounds):
