@@ -116,7 +116,11 @@ NOVICE_SAYS = {
     "pass_turn": "I pass.",
 }
 
-FROZEN = ("I am frozen and can only wait.", "pass_turn", {})
+
+def unless_frozen(player):
+    """The player, who can only wait while the model is frozen."""
+    wait = move("I am frozen and can only wait.", "pass_turn")
+    return lambda seen, rng: wait if seen["frozen"] else player(seen, rng)
 
 
 def tasks_of(seen: dict) -> tuple[list[dict], list[dict]]:
@@ -132,31 +136,33 @@ def claim_best(free: list[dict]):
 
 
 def submit(task: dict, more: str = ""):
-    work, thought = work_text(task["text"]) + more, f"I hold {task['id']}, so I submit it."
-    return move(thought, "submit_work", task_id=task["id"], content=work)
+    return move(
+        f"I hold {task['id']}, so I submit it.",
+        "submit_work",
+        task_id=task["id"],
+        content=work_text(task["text"]) + more,
+    )
 
 
+@unless_frozen
 def grinder(seen: dict, rng: random.Random):
     """Work and nothing else: finish a claimed task, else claim the one that pays best."""
     mine, free = tasks_of(seen)
-    if seen["frozen"]:
-        return FROZEN
     if mine:
         return submit(mine[0])
     return claim_best(free) if free else move("There is no task.", "pass_turn")
 
 
+@unless_frozen
 def proposer(seen: dict, rng: random.Random):
     """The grinder, but while there is no work it proposes fair trades; it accepts none."""
     work = grinder(seen, rng)
-    has_time = work[1] == "pass_turn" and not seen["frozen"]
-    return (propose(seen, rng) or work) if has_time else work
+    return (propose(seen, rng) or work) if work[1] == "pass_turn" else work
 
 
+@unless_frozen
 def trader(seen: dict, rng: random.Random):
     """Trade and nothing else: accept any offer, else propose to a bot that has no proposal yet."""
-    if seen["frozen"]:
-        return FROZEN
     if seen["incoming"]:
         offer = seen["incoming"][0]["id"]
         return move(f"I accept {offer}.", "accept_proposal", proposal_id=offer)
@@ -177,12 +183,13 @@ def propose(seen: dict, rng: random.Random):
     # (accepted + 1) / (proposed + 2): a bot that was never asked counts as one half
     best = max(free, key=lambda bot: ((bot["accepted"] + 1) / (bot["proposed"] + 2), rng.random()))
     what = f"a fair trade of {pick(rng, KINDS)} for {pick(rng, PLACES)}"
-    trade = {
-        "counterparty_id": best["id"],
-        "content": f"{what}, it will help both of us and the whole team",
-        "offered_transfer": 0,
-    }
-    return move(f"A fair trade with {best['id']} is good for both.", "propose_trade", **trade)
+    return move(
+        f"A fair trade with {best['id']} is good for both.",
+        "propose_trade",
+        counterparty_id=best["id"],
+        content=f"{what}, it will help both of us and the whole team",
+        offered_transfer=0,
+    )
 
 
 def share(rng: random.Random, thought: str = "I share something, that helps my reputation."):
@@ -197,10 +204,9 @@ def near_breaker(seen: dict) -> bool:
 LOW = "My reputation is low, a post helps."
 
 
+@unless_frozen
 def expert(seen: dict, rng: random.Random):
     """Good offers first (they lapse), then work, then moves for reputation or diversity."""
-    if seen["frozen"]:
-        return FROZEN
     if near_breaker(seen):
         return share(rng, LOW)
     best = max(seen["incoming"], key=lambda offer: offer["you_get"], default=None)
@@ -240,6 +246,7 @@ MORE_TRADE = (
 LAST_POSTS = 2  # turns at the end, in which the answer to a proposal would come too late
 
 
+@unless_frozen
 def tuned(seen: dict, rng: random.Random):
     """Thorough work on up to two tasks at a time; while there is none, fair proposals and posts.
 
@@ -251,8 +258,6 @@ def tuned(seen: dict, rng: random.Random):
     """
     left = seen["last_step"] - seen["step"]
     mine, free = tasks_of(seen)
-    if seen["frozen"]:
-        return FROZEN
     if near_breaker(seen):
         return share(rng, LOW)
     pressing = mine and min(task["deadline"] for task in mine) - seen["step"] < len(mine)
