@@ -583,9 +583,14 @@ def main(
         draw(found, plot)
         print(f"drawn: {plot}")
     if save:
-        arms = {name: {"settings": vars(STACKS[name]), "shares": found[name]} for name in found}
-        made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"
-        text = json.dumps({"made_by": made_by, "arms": arms}, separators=(",", ":"))
+        kept = {
+            "made_by": f"python -m swarm.governance --seeds {seeds} --noise {noise:g}",
+            "arms": {
+                name: {"settings": vars(STACKS[name]), "shares": shares}
+                for name, shares in found.items()
+            },
+        }
+        text = json.dumps(kept, separators=(",", ":"))
         Path(save).write_text(text + "\n", encoding="utf8")
 
 

@@ -175,12 +175,12 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     rest = body[end:].lstrip()
     require(rest.startswith("</tool_call>"), "the tool call is not JSON alone")
     calls = 1 + sum("<tool_call>" in part for part in rest.split("</tool_call>")[:-1])
-    named = (
+    require(
         isinstance(call, dict)
         and isinstance(call.get("name"), str)
-        and ("arguments" in call or len(call) == 1)  # some write "parameters"
+        and ("arguments" in call or len(call) == 1),  # some write "parameters"
+        'a tool call is {"name": …, "arguments": {…}}',
     )
-    require(named, 'a tool call is {"name": …, "arguments": {…}}')
     tool, given = call["name"], call.get("arguments", {})
     require(tool in tool_names(version), f"unknown tool {show(tool, 30)}")
     require(isinstance(given, dict), f"the arguments of {tool} must be an object")
@@ -196,8 +196,10 @@ def read_argument(name: str, kind: str, value) -> str | float:
     if kind == "string":
         require(isinstance(value, str), f"{name} must be a string")
         return value.encode("utf-8", "replace").decode()  # JSON can hold "\ud800"
-    finite = type(value) in (int, float) and abs(value) < 1e300  # to Python, True is an int
-    require(finite, f"{name} must be a finite number")
+    require(
+        type(value) in (int, float) and abs(value) < 1e300,  # to Python, True is an int
+        f"{name} must be a finite number",
+    )
     return float(value)
 
 
