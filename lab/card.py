@@ -87,14 +87,11 @@ def big(tasks: Positional[int], k: Positional[int], longest: Positional[int]) ->
         with sampler.asleep(), policy.learning():
             stats, line = clocked(update)
         planned = machine.plan(machine.BIG, "letters", card, "torch", more | {"k": k})
-        line |= {
-            "settings": more,
-            "tasks": n,
-            "planned": planned.training,
-            "tokens": stats["trained_tokens"],
-            "mismatch": stats["mismatch"],
-        }
-        found["training"].append(line)
+        found["training"].append(
+            line
+            | {"settings": more, "tasks": n, "planned": planned.training}
+            | {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
+        )
     return {f"big {tasks} x {k} x {longest}": found | {"planned_sampling": planned.sampling}}
 
 

@@ -44,7 +44,6 @@ CLAIMS = tomllib.loads((ROOT / "lab/claims.toml").read_text(encoding="utf8"))
 # 95%.
 LOOKS = (3, 6, 12)
 LEVEL = 1 - 0.05 / len(LOOKS)
-PLURAL = {"holds": "hold", "fails": "fail"}
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def parts(name: str) -> str:
     """The verdict of a claim: '2 hold, 1 fails' if its parts differ."""
     verdicts = [check.verdict for check in checks(name) if check.decides]
     counts = [(verdicts.count(v), v) for v in ("holds", "fails", "undecided") if v in verdicts]
-    several = ", ".join(f"{n} {v if n == 1 else PLURAL.get(v, v)}" for n, v in counts)
+    several = ", ".join(f"{n} {v if n == 1 else v.removesuffix('s')}" for n, v in counts)
     return several if len(counts) > 1 else verdicts[0]
 
 

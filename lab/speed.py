@@ -71,8 +71,9 @@ def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
     """The policy, and the token ids of the prompts."""
     torch.set_num_threads(setup.threads)
     policy = load_policy(setup.model, rank, 2 * rank, "cpu")
-    tasks = [new_env().reset(SEEDS + i) for i in range(setup.tasks)]
-    prompts = [prompt_ids(policy, messages, None, True) for messages in tasks]
+    prompts = [
+        prompt_ids(policy, new_env().reset(SEEDS + i), None, True) for i in range(setup.tasks)
+    ]
     return replace(policy, stop_ids=frozenset([-1])), prompts  # no token ends a reply
 
 
@@ -194,8 +195,14 @@ def sampling_vllm(setup: Setup) -> float:
 
     policy, prompts = load(setup, 0)
     engine = load_engine(policy, 0.3, 2**30, sleeps=False, longest=4096)
-    how = {"temperature": 1.0, "max_tokens": setup.reply, "logprobs": 0, "ignore_eos": True}
-    params = SamplingParams(n=setup.k, detokenize=False, **how)
+    params = SamplingParams(
+        n=setup.k,
+        temperature=1.0,
+        max_tokens=setup.reply,
+        logprobs=0,
+        ignore_eos=True,
+        detokenize=False,
+    )
     asked = [{"prompt_token_ids": ids} for ids in prompts]
     return seconds(lambda step: engine.generate(asked, params, use_tqdm=False))
 

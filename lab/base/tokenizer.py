@@ -142,8 +142,8 @@ question record response schedule signal source strategy study supply support te
 yours pays hold passed earn earns replies enough words costs nobody sides hurts past replied live below fault gives changed act fine voted
 rule uses tools asks answer water energy food health transport city river bridge counts get this all something try wait most some take now
 what nothing which much best found will us long many there can compare options others have
+Claim Posts Some The You Then Think Do Let Give JSON XML
 """.split()
-CAPITALISED = "Claim Posts Some The You Then Think Do Let Give JSON XML".split()
 
 
 def pieces() -> list[str]:
@@ -158,12 +158,13 @@ def pieces() -> list[str]:
         for tool, (_, given) in TOOLS.items()
         if given
     ]
-    frames = FRAGMENTS + FRAMES + calls + prompt_frames()
     counts = SpellChecker(language="en").word_frequency.dictionary  # of English words
     plain = filter(re.compile("[a-z]{2,}").fullmatch, counts)
     frequent = sorted(plain, key=lambda word: (-counts[word], word))
-    words = spaced(WORDS + CAPITALISED + frequent)
-    return list(dict.fromkeys(chars + letters + frames + IDS + words))
+    words = spaced(WORDS + frequent)
+    return list(
+        dict.fromkeys(chars + letters + FRAGMENTS + FRAMES + calls + prompt_frames() + IDS + words)
+    )
 
 
 def build() -> PreTrainedTokenizerFast:
