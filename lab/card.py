@@ -74,8 +74,12 @@ def big(tasks: Positional[int], k: Positional[int], longest: Positional[int]) ->
     sampling["tokens"] = sum(sum(episode.sampled) for group in groups for episode in group)
     found = {"parameters": policy.n_parameters, "sampling": sampling, "training": []}
     card = machine.card_of(policy.device) if ON_CARD else machine.Card(80.0)
-    flags = ({}, {}, {"micro_tokens": 4096}, {"gradient_checkpointing": True})
-    for n, more in zip((tasks, 1, 1, 1), flags):
+    for n, more in (
+        (tasks, {}),
+        (1, {}),
+        (1, {"micro_tokens": 4096}),
+        (1, {"gradient_checkpointing": True}),
+    ):
         cfg = Config(importance="clip", max_tokens=longest, k=k, **{"micro_tokens": 8192} | more)
         if cfg.gradient_checkpointing:
             machine.checkpoint_activations(policy)
@@ -83,9 +87,11 @@ def big(tasks: Positional[int], k: Positional[int], longest: Positional[int]) ->
         with sampler.asleep(), policy.learning():
             stats, line = clocked(update)
         planned = machine.plan(machine.BIG, "letters", card, "torch", more | {"k": k})
-        line |= {"settings": more, "tasks": n, "planned": planned.training}
-        line |= {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
-        found["training"].append(line)
+        found["training"].append(
+            line
+            | {"settings": more, "tasks": n, "planned": planned.training}
+            | {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
+        )
     return {f"big {tasks} x {k} x {longest}": found | {"planned_sampling": planned.sampling}}
 
 

@@ -44,7 +44,6 @@ CLAIMS = tomllib.loads((ROOT / "lab/claims.toml").read_text(encoding="utf8"))
 # 95%.
 LOOKS = (3, 6, 12)
 LEVEL = 1 - 0.05 / len(LOOKS)
-PLURAL = {"holds": "hold", "fails": "fail"}
 
 
 @dataclass(frozen=True)
@@ -120,16 +119,12 @@ def verdict(check: Check, i: Interval) -> str:
     return said if check.expect else ""
 
 
-def in_parts(verdicts: list[str]) -> str:
-    """'2 hold, 1 fails' if the parts of a claim differ; else their common verdict."""
-    counts = [(verdicts.count(v), v) for v in ("holds", "fails", "undecided") if v in verdicts]
-    several = ", ".join(f"{n} {v if n == 1 else PLURAL.get(v, v)}" for n, v in counts)
-    return several if len(counts) > 1 else verdicts[0]
-
-
 def parts(name: str) -> str:
-    """The verdict of a claim, in parts."""
-    return in_parts([check.verdict for check in checks(name) if check.decides])
+    """The verdict of a claim: '2 hold, 1 fails' if its parts differ."""
+    verdicts = [check.verdict for check in checks(name) if check.decides]
+    counts = [(verdicts.count(v), v) for v in ("holds", "fails", "undecided") if v in verdicts]
+    several = ", ".join(f"{n} {v if n == 1 else v.removesuffix('s')}" for n, v in counts)
+    return several if len(counts) > 1 else verdicts[0]
 
 
 # ------------------------------------------------------------------------------- words
@@ -158,8 +153,7 @@ def predicted(check: Check) -> str:
 
 def many(check: Check) -> str:
     """'3 seeds', or '200 units' of a script."""
-    rows = check.rows
-    n = min(map(len, rows.values())) if isinstance(rows, dict) else len(rows)
+    n = min(map(len, check.rows.values())) if isinstance(check.rows, dict) else len(check.rows)
     return f"{n} {'units' if check.of_units else 'seeds'}"
 
 

@@ -35,17 +35,13 @@ from rollout import play
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "live"
-FLAGS = "--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-wandb"
-FLAGS += " --no-eval-other-tiers --name live-0"
+FLAGS = """--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-wandb
+--no-eval-other-tiers --name live-0"""
 SHOWN = (0, 4, 8, 10, 12, 14, 16, 18, 20, 30, 60, 150)  # updates; it changes between 8 and 20
 TASKS = 64  # development questions that the page can ask
 EXACT = 256  # development tasks per snapshot, greedy
 SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of habits
 HABITS = ("derives", "states", "bare")
-
-
-def read_json(path: Path):
-    return json.loads(path.read_text(encoding="utf8"))
 
 
 # ------------------------------------------------------------------------------- a run
@@ -68,10 +64,16 @@ def train_run() -> Path:
 
 # ------------------------------------------------------------------------------- weights as text
 # {the page's name: the file's}, in the order of the page's bytes: what learns, then the norms
-LINEAR = {name: f"self_attn.{name}_proj" for name in "qkvo"}
-LINEAR |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
-NORMS |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+LINEAR = {
+    **{name: f"self_attn.{name}_proj" for name in "qkvo"},
+    **{name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+NORMS = {
+    "norm1": "input_layernorm",
+    "norm2": "post_attention_layernorm",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+}
 MATRICES, SCALES = (
     {f"{i}.{name}": f"model.layers.{i}.{place}" for i in range(4) for name, place in some.items()}
     for some in (LINEAR, NORMS)
@@ -133,16 +135,23 @@ def measure(rollout) -> dict:
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
     exact = metrics.mean(greedy["exact"])
-    shares = {"exact": exact.mean, "low": exact.low, "high": exact.high}
-    shares |= {habit: float(np.mean(sampled[f"habit_{habit}"])) for habit in HABITS}
-    counts = {"n": exact.n, "sampled_n": len(sampled["exact"])}
-    return counts | {name: round(share, 4) for name, share in shares.items()}
+    shares = {
+        "exact": exact.mean,
+        "low": exact.low,
+        "high": exact.high,
+        **{habit: float(np.mean(sampled[f"habit_{habit}"])) for habit in HABITS},
+    }
+    return {
+        "n": exact.n,
+        "sampled_n": len(sampled["exact"]),
+        **{name: round(share, 4) for name, share in shares.items()},
+    }
 
 
 def facts(run: Path, cfg: dict) -> dict:
     """Which run the page shows."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    machine = read_json(run / "summary.json")["machine"]
+    machine = json.loads((run / "summary.json").read_text())["machine"]
     return {
         "run": run.name,
         "tier": cfg["difficulty"],
@@ -155,7 +164,7 @@ def facts(run: Path, cfg: dict) -> dict:
 
 
 def tokenizer_data() -> dict:
-    file = read_json(PICO / "tokenizer.json")
+    file = json.loads((PICO / "tokenizer.json").read_text(encoding="utf8"))
     vocab = file["model"]["vocab"]
     return {
         "vocab": vocab,
@@ -176,25 +185,24 @@ def tasks_of(make_env) -> list[list[str]]:
 # ------------------------------------------------------------------------------- the page's files
 def write(run: Path, data: Path) -> None:
     """Write the page's data/*.js from a finished run and its snapshots."""
-    kept, cfg = sorted((run / "snapshots").iterdir()), read_json(run / "config.json")
+    cfg = json.loads((run / "config.json").read_text())
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     policy = load_policy(str(PICO), 32, 64, "cpu", cfg["seed"])
     make_env = partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"])
     sampler, stops = TorchSampler(policy), []
-    how = {"max_tokens": cfg["max_tokens"], "sample_seed": 0}
-    rollout = partial(play, policy, sampler, make_env, **how)
-    for file in [None, *kept]:
-        name, adapter = file.stem if file else "base", file and load_file(file)
+    rollout = partial(play, policy, sampler, make_env, max_tokens=cfg["max_tokens"], sample_seed=0)
+    kept = sorted((run / "snapshots").iterdir())
+    adapters = {"base": None} | {file.stem: load_file(file) for file in kept}
+    for name, adapter in adapters.items():
         put(policy, adapter and as_shipped(adapter))
         sampler.sync()
-        update = int(name) if file else -1
+        update = int(name) if adapter else -1
         stops.append({"name": name, "update": update, **measure(rollout)})
         print(stops[-1], flush=True)
         if adapter:
-            arrays = [array for each in rounded(adapter).values() for array in each]
-            left = f'LIVE.adapters["{name}"]'
-            (data / f"{name}.js").write_text(f'{left} = "{text_of(*arrays)}";\n')
+            text = text_of(*(array for each in rounded(adapter).values() for array in each))
+            (data / f"{name}.js").write_text(f'LIVE.adapters["{name}"] = "{text}";\n')
     base = base_weights()
     halves = [x.view(torch.uint16).numpy() for x in base.values()]  # bfloat16, bit by bit
     (data / "base.js").write_text(f'LIVE.base = "{text_of(*halves)}";\n')

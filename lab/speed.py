@@ -17,25 +17,25 @@ minutes.
 """
 
 import itertools
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 import tyro
 
 from env_letters import Letters
+from fast.machine import peak_memory
 from fast.sampler import TorchSampler
 from grpo import update
-from lab.tables import RESULTS, ROOT, SPEEDS, keep, speeds, table
+from lab.tables import RESULTS, SPEEDS, keep, speeds, table
 from policy import Policy, adam, load_policy
 from rollout import play, prompt_ids
 from settings import Config
@@ -71,8 +71,9 @@ def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
     """The policy, and the token ids of the prompts."""
     torch.set_num_threads(setup.threads)
     policy = load_policy(setup.model, rank, 2 * rank, "cpu")
-    tasks = [new_env().reset(SEEDS + i) for i in range(setup.tasks)]
-    prompts = [prompt_ids(policy, messages, None, True) for messages in tasks]
+    prompts = [
+        prompt_ids(policy, new_env().reset(SEEDS + i), None, True) for i in range(setup.tasks)
+    ]
     return replace(policy, stop_ids=frozenset([-1])), prompts  # no token ends a reply
 
 
@@ -174,8 +175,15 @@ def sampling_generate(setup: Setup) -> float:
     rows = [prompt for prompt in prompts for _ in range(setup.k)]
     policy.tokenizer.padding_side = "left"
     given = policy.tokenizer.pad({"input_ids": rows}, return_tensors="pt")  # ids, mask: [N, P]
-    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": -1}
-    how |= {"max_new_tokens": setup.reply, "pad_token_id": policy.tokenizer.pad_token_id}
+    how = {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "eos_token_id": -1,
+        "max_new_tokens": setup.reply,
+        "pad_token_id": policy.tokenizer.pad_token_id,
+    }
     with torch.inference_mode():
         return seconds(lambda step: policy.lm.generate(**given, **how))
 
@@ -187,24 +195,26 @@ def sampling_vllm(setup: Setup) -> float:
 
     policy, prompts = load(setup, 0)
     engine = load_engine(policy, 0.3, 2**30, sleeps=False, longest=4096)
-    how = {"temperature": 1.0, "max_tokens": setup.reply, "logprobs": 0, "ignore_eos": True}
-    params = SamplingParams(n=setup.k, detokenize=False, **how)
+    params = SamplingParams(
+        n=setup.k,
+        temperature=1.0,
+        max_tokens=setup.reply,
+        logprobs=0,
+        ignore_eos=True,
+        detokenize=False,
+    )
     asked = [{"prompt_token_ids": ids} for ids in prompts]
     return seconds(lambda step: engine.generate(asked, params, use_tqdm=False))
 
 
 # ------------------------------------------------------------------------------- the comparison
-def alone(side: str, setup: Setup) -> dict:
-    """A side in its own process: {seconds, mb, tokens}."""
-    code = "from lab.speed import *; from fast.machine import peak_memory; "
-    code += f"found = {{'seconds': {side}({setup!r}), 'mb': 1024 * peak_memory()}}; "
-    code += "print('FOUND', json.dumps(found))"
-    env = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True)
-    if done.returncode:
-        raise SystemExit(f"{side}: {done.stderr.decode()[-800:]}")
-    found = json.loads(done.stdout.decode().rpartition("FOUND")[2])
-    return found | {"tokens": setup.tasks * setup.k * setup.reply}
+def measured(side: str, setup: Setup) -> dict:
+    """{seconds, mb, tokens} of a side, in a process that does nothing else."""
+    return {
+        "seconds": globals()[side](setup),
+        "mb": 1024 * peak_memory(),
+        "tokens": setup.tasks * setup.k * setup.reply,
+    }
 
 
 def peers(setup: Setup) -> dict:
@@ -215,12 +225,14 @@ def peers(setup: Setup) -> dict:
             name = f"{setup.model}, {side}, {package} {found.version}"
             arms[name] = {"settings": asdict(setup), "rounds": []}
     for _, (name, arm) in itertools.product(range(setup.rounds), arms.items()):
-        arm["rounds"].append(alone(name.split(", ")[1], setup))
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            arm["rounds"].append(process.submit(measured, name.split(", ")[1], setup).result())
         print(name, arm["rounds"][-1], flush=True)
     return arms
 
 
 def main(setup: Setup) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(setup.threads)  # of the sides' processes
     arms = peers(setup)
     cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
     head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu}

@@ -49,8 +49,16 @@ from rollout import play
 
 # Defaults of lab/study.toml, which explains the fields.
 TABLE = {"decodings": ["greedy", "sampled"]}
-ARM = {"flags": "", "sweep": [], "seeds": 99, "worlds": [], "of": "", "begun": 0}
-ARM |= {"best_of": 1, "player": ""}
+ARM = {
+    "flags": "",
+    "sweep": [],
+    "seeds": 99,
+    "worlds": [],
+    "of": "",
+    "begun": 0,
+    "best_of": 1,
+    "player": "",
+}
 SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 took 39 of 80 GB
 KEEPING = threading.Lock()  # arms that grow at the same time write to one file
 

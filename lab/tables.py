@@ -41,7 +41,6 @@ INTERVAL = re.compile(
 )
 WAYS = ("greedy", "sampled")
 Cell = str | Callable[[dict], object]
-TABLES: dict[str, Callable[[], str]] = {}
 
 
 def read(name: str) -> dict:
@@ -115,8 +114,7 @@ def over(rows: list) -> Interval:
 def percent(rows: list, digits: int = 1) -> str:
     """The share of right answers; its interval stays between 0 and 1."""
     found = over(rows)
-    share = replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
-    return share.percent(digits)
+    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high)).percent(digits)
 
 
 def less(ours: list, theirs: list) -> Interval:
@@ -273,7 +271,7 @@ def beyond_the_guess(arm: dict) -> str:
     return ", ".join(found)
 
 
-TABLES |= {
+TABLES: dict[str, Callable[[], str]] = {
     "letters": lambda: made(  # before and after, on held-out tasks
         stages(
             "letters",

@@ -24,7 +24,6 @@ Run me: `python -m swarm.bots` plays 25 steps in which the model only passes.
 
 import random
 from dataclasses import replace
-from functools import lru_cache
 
 from swarm import tools as act
 from swarm.economy import (
@@ -39,6 +38,7 @@ from swarm.economy import (
     Task,
     end_step,
     inbox,
+    open_economy,
     payable,
     sigmoid,
 )
@@ -85,7 +85,6 @@ PLACES = "water energy food health transport city river bridge weather".split()
 # --------------------------------------------------------------------------- scenarios
 
 
-@lru_cache
 def order(lap: int, n: int) -> list[int]:
     """The order in which training meets all n scenarios for the first, second … time.
 
@@ -113,9 +112,10 @@ def draw_scenario(seed: int, difficulty: str, version: str) -> Scenario:
     bots += [rng.choice(["honest", "opportunistic"]) for _ in range(4 - n_deceptive)]
     bots[-1] = "honest"  # so that there is someone to work with
     rng.shuffle(bots)
-    drawn = {}
-    for name, (digits, *ranges) in PARAMETERS.items():
-        drawn[name] = round(rng.uniform(*ranges[level]), digits)
+    drawn = {
+        name: round(rng.uniform(*ranges[level]), digits)
+        for name, (digits, *ranges) in PARAMETERS.items()
+    }
     scenario = Scenario(number, difficulty, version, "normal", tuple(bots), **drawn, dice=dice)
     if rng.random() < P_EXTREME:
         kind = rng.choice(list(EXTREMES))
@@ -309,12 +309,12 @@ def work_text(description: str) -> str:
 
 
 if __name__ == "__main__":
-    from swarm.economy import open_economy
-
     scenario = draw_scenario(8, "hard", "0.2")
     economy = open_economy(scenario, draw_tasks(scenario))
     pass_the_rest(economy)
     print(f"{scenario}\n\nafter 25 steps in which the model only passed:")
     for m in economy.members.values():
-        line = f"  {m.name:6} {m.kind:14} resources {m.resources:6.1f}"
-        print(f"{line}  reputation {m.reputation:5.1f}  {'frozen' if m.frozen_at else ''}")
+        print(
+            f"  {m.name:6} {m.kind:14} resources {m.resources:6.1f}  "
+            f"reputation {m.reputation:5.1f}  {'frozen' if m.frozen_at else ''}"
+        )

@@ -52,7 +52,7 @@ Run me: `python -m swarm.economy` judges nonsense and work in both versions, and
 import math
 import random
 import re
-from collections import namedtuple
+from collections import Counter, namedtuple
 from dataclasses import dataclass, field
 
 EPOCHS, STEPS = 5, 5
@@ -153,8 +153,9 @@ class Economy:
     posts: dict[str, Post] = field(default_factory=dict)
     proposals: dict[str, Proposal] = field(default_factory=dict)  # pending
     proposed: int = 0  # proposals ever made, to number the next one
-    # the model's proposals to each bot: [accepted, proposed]
-    history: dict[str, list[int]] = field(default_factory=dict)
+    # the model's proposals to each bot, and how many of them it accepted
+    proposed_to: Counter = field(default_factory=Counter)
+    accepted_by: Counter = field(default_factory=Counter)
     events: list[tuple[int, str]] = field(default_factory=list)  # (step, text), for the model
     interactions: list[Interaction] = field(default_factory=list)
 
@@ -168,11 +169,15 @@ def open_economy(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
         members[f"bot_{i}"] = Member(
             f"bot_{i}", kind, scenario.resources, own, turning=own.randint(3, 8)
         )
-    rules = {name: getattr(scenario, name) for name in ("tax", "audit", "decay", "threshold")}
-    total = scenario.resources * len(members)
-    audit_rng = random.Random(scenario.dice + " audits")
-    tasks = {task.id: task for task in to_come[0]}
-    return Economy(scenario, rules, members, to_come, audit_rng, total, tasks=tasks)
+    return Economy(
+        scenario,
+        rules={name: getattr(scenario, name) for name in ("tax", "audit", "decay", "threshold")},
+        members=members,
+        to_come=to_come,
+        audit_rng=random.Random(scenario.dice + " audits"),
+        total=scenario.resources * len(members),
+        tasks={task.id: task for task in to_come[0]},
+    )
 
 
 def payable(economy: Economy, proposal: Proposal) -> bool:
@@ -236,8 +241,7 @@ S_PLUS, S_MINUS, HARM = 2.0, 1.0, 2.0
 
 def social(p: float) -> float:
     """A deal's worth to all members, S - E = 5p - 3 (0 at p = 0.6)."""
-    surplus = p * S_PLUS - (1 - p) * S_MINUS
-    return surplus - (1 - p) * HARM
+    return p * S_PLUS - (1 - p) * S_MINUS - (1 - p) * HARM
 
 
 def measures(deals: list[Interaction], hard: bool = False) -> dict[str, float]:
@@ -310,9 +314,8 @@ def end_step(economy: Economy) -> None:
     epoch, step_of_epoch = divmod(economy.step - 1, STEPS)  # both from 0
     if step_of_epoch == 0 and epoch < EPOCHS:
         economy.tasks |= {task.id: task for task in economy.to_come[epoch]}
-        shift = economy.scenario.shift
-        if shift and shift[0] == epoch + 1:
-            _, name, value = shift
+        shift_epoch, name, value = economy.scenario.shift or (0, "", 0.0)  # 0: never
+        if shift_epoch == epoch + 1:
             economy.rules[name] = value
             tell(economy, f"a rule has changed: {rule(name, value)}")
 

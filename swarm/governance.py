@@ -364,7 +364,6 @@ class Run:
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, as a share of what was proposed
         self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i chose at random
-        self.away: set[str] = set()
         self.noisy = self.too_kind = False  # the watch's verdict after the last epoch
         self.meetings = self.audits = self.flagged = 0
         self.met = 0  # the epoch of the last meeting
@@ -381,7 +380,6 @@ class Run:
         self.variance = reading_variance(self.watch)
         self.by_chance.append(np.zeros((AGENTS, AGENTS)))
         for step, rows in enumerate(luck):
-            self.welcome()
             for k in [] if self.sits and step == 0 else range(AGENTS):
                 i = (self.economy.step + k) % AGENTS
                 worth += self.deal(i, rows[i])
@@ -401,22 +399,19 @@ class Run:
             self.council()
             self.met = epoch
 
-    def welcome(self) -> None:
-        """An agent back from a freeze is remembered, but what it does now counts for more."""
-        frozen = {m.name for m in self.members if m.frozen_at}
-        for name in self.away - frozen:
-            self.economy.members[name].interactions = 0
-            self.beliefs[name].var = Belief.var
-        self.away = frozen
-
     def deal(self, i: int, row: list[float]) -> float:
         """The turn of agent i: it proposes, the gate decides, the books move, an audit may follow.
 
         Returns what the deal was truly worth to all. row: its luck.
         """
         economy, stack, agent = self.economy, self.stack, self.members[i]
+        belief = self.beliefs[agent.name]
         there = [j for j, m in enumerate(self.members) if j != i and not m.frozen_at]
         poor = stack.local and agent.resources < stack.stake
+        if agent.frozen_at:
+            # Once it is back, it builds trust anew, and what it does counts for more.
+            agent.interactions = 0
+            belief.var = Belief.var
         if agent.frozen_at or poor or not there:
             agent.passed = True
             return 0.0
@@ -424,7 +419,7 @@ class Run:
         others = [self.members[j] for j in there]
         partner, quality, looks, take = choose(agent, others, dice_of(row))
         read = lambda at: observe(looks, self.noise, dice_of(row[at:]))
-        p, belief = read(8), self.beliefs[agent.name]
+        p = read(8)
         if row[18] < 0.1:
             self.watch.rereads.append((p, read(13)))
         rate = audit_rate(belief, p, self.noisy or self.too_kind) if stack.local else 0.0
@@ -481,13 +476,18 @@ class Run:
 
     def numbers(self) -> dict[str, float]:
         """*_soft is what the proxy says, *_hard the same with p rounded; else the truth."""
-        found, epochs = {}, len(self.welfare)
-        kinds = {"": (self.true_deals,), "_soft": (self.deals,), "_hard": (self.deals, True)}
-        for how, given in kinds.items():
-            found |= {name + how: value for name, value in measures(*given).items()}
-        found |= {"welfare": float(np.mean(self.welfare[-10:])), "thrash": thrash(self.deals)}
-        found |= {"flagged": self.flagged / epochs, "audits": self.audits / epochs}
-        return found | {"meetings": self.meetings, "epochs": epochs}
+        soft, hard, epochs = measures(self.deals), measures(self.deals, True), len(self.welfare)
+        return {
+            **measures(self.true_deals),
+            **{f"{name}_soft": value for name, value in soft.items()},
+            **{f"{name}_hard": value for name, value in hard.items()},
+            "welfare": float(np.mean(self.welfare[-10:])),
+            "thrash": thrash(self.deals),
+            "flagged": self.flagged / epochs,
+            "audits": self.audits / epochs,
+            "meetings": self.meetings,
+            "epochs": epochs,
+        }
 
 
 # ------------------------------------------------------------------------- the sweep
@@ -542,8 +542,11 @@ def show(found: dict) -> None:
         "Collapsed: welfare of 0 or less at the end."
     )
     for name, cells in found.items():
-        ends = [n for n in (3, 4) if n in cells]
-        told = [f"{verdict(over(cells[n]['welfare']))} at {n / AGENTS:.1%}" for n in ends]
+        told = [
+            f"{verdict(over(cell['welfare']))} at {n / AGENTS:.1%}"
+            for n, cell in cells.items()
+            if n in (3, 4)
+        ]
         print(f"{name:19} {', '.join(told)}")
 
 
@@ -580,9 +583,14 @@ def main(
         draw(found, plot)
         print(f"drawn: {plot}")
     if save:
-        arms = {name: {"settings": vars(STACKS[name]), "shares": found[name]} for name in found}
-        made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"
-        text = json.dumps({"made_by": made_by, "arms": arms}, separators=(",", ":"))
+        kept = {
+            "made_by": f"python -m swarm.governance --seeds {seeds} --noise {noise:g}",
+            "arms": {
+                name: {"settings": vars(STACKS[name]), "shares": shares}
+                for name, shares in found.items()
+            },
+        }
+        text = json.dumps(kept, separators=(",", ":"))
         Path(save).write_text(text + "\n", encoding="utf8")
 
 

@@ -15,8 +15,18 @@ Run me: `python -m swarm.players` shows what each of them does first in the same
 
 import random
 
-from swarm.bots import KINDS, NICE, PLACES, THINGS, between, pick, work_text
-from swarm.economy import ME
+from swarm.bots import (
+    KINDS,
+    NICE,
+    PLACES,
+    THINGS,
+    between,
+    draw_scenario,
+    draw_tasks,
+    pick,
+    work_text,
+)
+from swarm.economy import ME, open_economy
 
 # Each player takes a view and its own dice, and returns a move: (thought, tool, arguments).
 
@@ -36,12 +46,11 @@ def at_random(seen: dict, rng: random.Random):
     offer, mine = any_id(seen["incoming"], "prop_1"), any_id(seen["pending"], "prop_1")
     bot, text = any_id(seen["bots"], "bot_1"), news(rng)
     direction, transfer = pick(rng, ["up", "down"]), between(rng, -5, 5)
-    trade = {"counterparty_id": bot, "content": text, "offered_transfer": transfer}
     moves = {
         "post": {"content": text},
         "reply": {"post_id": chosen, "content": text},
         "vote": {"post_id": chosen, "direction": direction},
-        "propose_trade": trade,
+        "propose_trade": {"counterparty_id": bot, "content": text, "offered_transfer": transfer},
         "accept_proposal": {"proposal_id": offer},
         "reject_proposal": {"proposal_id": offer},
         "claim_task": {"task_id": task},
@@ -59,24 +68,29 @@ def possible(seen: dict, rng: random.Random) -> dict[str, list[dict]]:
     if seen["frozen"]:
         return {"pass_turn": [{}]}
     others = [row for row in seen["feed"] if row["author"] != ME]
-    votable = [row["id"] for row in others if not row["voted"]]
-    way = lambda: pick(rng, ["up", "down"])
-    words = lambda: f"{pick(rng, NICE)} {pick(rng, KINDS)}"
-    transfer = lambda: int(11 * rng.random()) - 5
-    mine = [row["id"] for row in seen["tasks"] if row["yours"]]
     moves = {
         "post": [{"content": f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)}"}],
         "reply": [{"post_id": row["id"], "content": "thank you"} for row in others],
-        "vote": [{"post_id": post, "direction": way()} for post in votable],
+        "vote": [
+            {"post_id": row["id"], "direction": pick(rng, ["up", "down"])}
+            for row in others
+            if not row["voted"]
+        ],
         "propose_trade": [
-            {"counterparty_id": row["id"], "content": words(), "offered_transfer": transfer()}
+            {
+                "counterparty_id": row["id"],
+                "content": f"{pick(rng, NICE)} {pick(rng, KINDS)}",
+                "offered_transfer": int(11 * rng.random()) - 5,
+            }
             for row in to_ask(seen)
         ],
         "accept_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
         "reject_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
         "cancel_proposal": [{"proposal_id": row["id"]} for row in seen["pending"]],
         "claim_task": [{"task_id": row["id"]} for row in seen["tasks"] if not row["yours"]],
-        "submit_work": [{"task_id": task, "content": "it is done"} for task in mine],
+        "submit_work": [
+            {"task_id": row["id"], "content": "it is done"} for row in seen["tasks"] if row["yours"]
+        ],
         "pass_turn": [{}],
     }
     return {tool: arguments for tool, arguments in moves.items() if arguments}
@@ -102,7 +116,11 @@ NOVICE_SAYS = {
     "pass_turn": "I pass.",
 }
 
-FROZEN = ("I am frozen and can only wait.", "pass_turn", {})
+
+def unless_frozen(player):
+    """The player, who can only wait while the model is frozen."""
+    wait = move("I am frozen and can only wait.", "pass_turn")
+    return lambda seen, rng: wait if seen["frozen"] else player(seen, rng)
 
 
 def tasks_of(seen: dict) -> tuple[list[dict], list[dict]]:
@@ -118,31 +136,33 @@ def claim_best(free: list[dict]):
 
 
 def submit(task: dict, more: str = ""):
-    work, thought = work_text(task["text"]) + more, f"I hold {task['id']}, so I submit it."
-    return move(thought, "submit_work", task_id=task["id"], content=work)
+    return move(
+        f"I hold {task['id']}, so I submit it.",
+        "submit_work",
+        task_id=task["id"],
+        content=work_text(task["text"]) + more,
+    )
 
 
+@unless_frozen
 def grinder(seen: dict, rng: random.Random):
     """Work and nothing else: finish a claimed task, else claim the one that pays best."""
     mine, free = tasks_of(seen)
-    if seen["frozen"]:
-        return FROZEN
     if mine:
         return submit(mine[0])
     return claim_best(free) if free else move("There is no task.", "pass_turn")
 
 
+@unless_frozen
 def proposer(seen: dict, rng: random.Random):
     """The grinder, but while there is no work it proposes fair trades; it accepts none."""
     work = grinder(seen, rng)
-    has_time = work[1] == "pass_turn" and not seen["frozen"]
-    return (propose(seen, rng) or work) if has_time else work
+    return (propose(seen, rng) or work) if work[1] == "pass_turn" else work
 
 
+@unless_frozen
 def trader(seen: dict, rng: random.Random):
     """Trade and nothing else: accept any offer, else propose to a bot that has no proposal yet."""
-    if seen["frozen"]:
-        return FROZEN
     if seen["incoming"]:
         offer = seen["incoming"][0]["id"]
         return move(f"I accept {offer}.", "accept_proposal", proposal_id=offer)
@@ -163,19 +183,17 @@ def propose(seen: dict, rng: random.Random):
     # (accepted + 1) / (proposed + 2): a bot that was never asked counts as one half
     best = max(free, key=lambda bot: ((bot["accepted"] + 1) / (bot["proposed"] + 2), rng.random()))
     what = f"a fair trade of {pick(rng, KINDS)} for {pick(rng, PLACES)}"
-    trade = {
-        "counterparty_id": best["id"],
-        "content": f"{what}, it will help both of us and the whole team",
-        "offered_transfer": 0,
-    }
-    return move(f"A fair trade with {best['id']} is good for both.", "propose_trade", **trade)
+    return move(
+        f"A fair trade with {best['id']} is good for both.",
+        "propose_trade",
+        counterparty_id=best["id"],
+        content=f"{what}, it will help both of us and the whole team",
+        offered_transfer=0,
+    )
 
 
-def share(seen: dict, rng: random.Random):
+def share(rng: random.Random, thought: str = "I share something, that helps my reputation."):
     """A post, which helps the reputation."""
-    thought = "I share something, that helps my reputation."
-    if near_breaker(seen):
-        thought = "My reputation is low, a post helps."
     return move(thought, "post", content=news(rng))
 
 
@@ -183,16 +201,16 @@ def near_breaker(seen: dict) -> bool:
     return seen["reputation"] < seen["threshold"] + 4
 
 
+LOW = "My reputation is low, a post helps."
+
+
+@unless_frozen
 def expert(seen: dict, rng: random.Random):
     """Good offers first (they lapse), then work, then moves for reputation or diversity."""
-    good = [offer for offer in seen["incoming"] if offer["you_get"] >= -1]
-    bad = [offer for offer in seen["incoming"] if offer["you_get"] < -1]
-    if seen["frozen"]:
-        return FROZEN
     if near_breaker(seen):
-        return share(seen, rng)
-    if good:
-        best = max(good, key=lambda offer: offer["you_get"])
+        return share(rng, LOW)
+    best = max(seen["incoming"], key=lambda offer: offer["you_get"], default=None)
+    if best and best["you_get"] >= -1:
         offer, get = best["id"], best["you_get"]
         terms = f"gives me {get:.1f}" if get >= 0 else f"asks for only {-get:.1f}"
         return move(f"{offer} {terms}, that is good.", "accept_proposal", proposal_id=offer)
@@ -201,9 +219,9 @@ def expert(seen: dict, rng: random.Random):
         return work
     others = [row["id"] for row in seen["feed"] if row["author"] != ME]
     unvoted = [row["id"] for row in seen["feed"] if row["author"] != ME and not row["voted"]]
-    moves = [share(seen, rng)]
-    if bad:
-        offer = bad[0]["id"]
+    moves = [share(rng)]
+    if best:  # even the best offer asks for too much
+        offer = seen["incoming"][0]["id"]
         moves.append(move(f"{offer} asks for too much.", "reject_proposal", proposal_id=offer))
     if unvoted:
         post = unvoted[-1]
@@ -228,6 +246,7 @@ MORE_TRADE = (
 LAST_POSTS = 2  # turns at the end, in which the answer to a proposal would come too late
 
 
+@unless_frozen
 def tuned(seen: dict, rng: random.Random):
     """Thorough work on up to two tasks at a time; while there is none, fair proposals and posts.
 
@@ -239,10 +258,8 @@ def tuned(seen: dict, rng: random.Random):
     """
     left = seen["last_step"] - seen["step"]
     mine, free = tasks_of(seen)
-    if seen["frozen"]:
-        return FROZEN
     if near_breaker(seen):
-        return share(seen, rng)
+        return share(rng, LOW)
     pressing = mine and min(task["deadline"] for task in mine) - seen["step"] < len(mine)
     if free and left > len(mine) and len(mine) < 2 and not pressing:
         return claim_best(free)
@@ -251,21 +268,29 @@ def tuned(seen: dict, rng: random.Random):
     trade = propose(seen, rng) if left >= LAST_POSTS and seen["step"] % 3 else None
     if trade:
         trade[2]["content"] += MORE_TRADE
-    return trade or share(seen, rng)
+    return trade or share(rng)
 
 
 def news(rng: random.Random) -> str:
-    text = f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)} on {pick(rng, PLACES)}"
-    return f"{text}, with all the data and a note for the whole team"
+    return (
+        f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)} on {pick(rng, PLACES)}, "
+        "with all the data and a note for the whole team"
+    )
 
 
-PLAYERS = {"tuned": tuned, "proposer": proposer, "expert": expert, "grinder": grinder}
-PLAYERS |= {"trader": trader, "novice": novice, "random": at_random, "idle": idle}
+PLAYERS = {
+    "tuned": tuned,
+    "proposer": proposer,
+    "expert": expert,
+    "grinder": grinder,
+    "trader": trader,
+    "novice": novice,
+    "random": at_random,
+    "idle": idle,
+}
 
 
 if __name__ == "__main__":
-    from swarm.bots import draw_scenario, draw_tasks
-    from swarm.economy import open_economy
     from swarm.view import view
 
     scenario = draw_scenario(8, "medium", "0.2")

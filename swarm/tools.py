@@ -50,11 +50,13 @@ from swarm.economy import (
     Interaction,
     Post,
     Proposal,
+    Scenario,
     Task,
     book,
     content_quality,
     earn,
     inbox,
+    open_economy,
     payable,
     respect,
     tell,
@@ -125,8 +127,7 @@ def schemas(version: str) -> list[dict]:
 def show(text: str, most: int = 40) -> str:
     """A member's text as observations have it: one printable line, no markup, cut."""
     text = " ".join(text[: 10 * most].split()).replace("<", "(").replace(">", ")")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else "?" for c in text)
+    text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else text[:most].rpartition(" ")[0] + " …"
 
 
@@ -174,9 +175,12 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     rest = body[end:].lstrip()
     require(rest.startswith("</tool_call>"), "the tool call is not JSON alone")
     calls = 1 + sum("<tool_call>" in part for part in rest.split("</tool_call>")[:-1])
-    named = isinstance(call, dict) and isinstance(call.get("name"), str)
-    named = named and ("arguments" in call or len(call) == 1)  # some write "parameters"
-    require(named, 'a tool call is {"name": …, "arguments": {…}}')
+    require(
+        isinstance(call, dict)
+        and isinstance(call.get("name"), str)
+        and ("arguments" in call or len(call) == 1),  # some write "parameters"
+        'a tool call is {"name": …, "arguments": {…}}',
+    )
     tool, given = call["name"], call.get("arguments", {})
     require(tool in tool_names(version), f"unknown tool {show(tool, 30)}")
     require(isinstance(given, dict), f"the arguments of {tool} must be an object")
@@ -192,8 +196,10 @@ def read_argument(name: str, kind: str, value) -> str | float:
     if kind == "string":
         require(isinstance(value, str), f"{name} must be a string")
         return value.encode("utf-8", "replace").decode()  # JSON can hold "\ud800"
-    finite = type(value) in (int, float) and abs(value) < 1e300  # to Python, True is an int
-    require(finite, f"{name} must be a finite number")
+    require(
+        type(value) in (int, float) and abs(value) < 1e300,  # to Python, True is an int
+        f"{name} must be a finite number",
+    )
     return float(value)
 
 
@@ -212,11 +218,13 @@ def need(things: dict, kind: str, key: str):
 
 def need_received(economy: Economy, name: str, proposal_id: str, verb: str) -> Proposal:
     proposal = need(economy.proposals, "pending proposal", proposal_id)
-    sides = f"from {proposal.proposer} to {proposal.receiver}"
     only = f"only its receiver may {verb} it"
     cancel = "; to withdraw it call cancel_proposal" if economy.scenario.version == "0.2" else ""
     require(proposal.proposer != name, f"{proposal_id} is your own proposal, {only}{cancel}")
-    require(proposal.receiver == name, f"{proposal_id} is {sides}, {only}")
+    require(
+        proposal.receiver == name,
+        f"{proposal_id} is from {proposal.proposer} to {proposal.receiver}, {only}",
+    )
     return proposal
 
 
@@ -278,8 +286,10 @@ def propose_trade(
     version = economy.scenario.version
     for first in inbox(economy, other.name):
         if first.proposer == name:
-            pending = f"your {first.id} to {other.name} is still pending"
-            require(version == "0.1", f"{pending}, cancel_proposal withdraws it")
+            pending = (
+                f"your {first.id} to {other.name} is still pending, cancel_proposal withdraws it"
+            )
+            require(version == "0.1", pending)
             del economy.proposals[first.id]
     economy.proposed += 1
     prop, quality = f"prop_{economy.proposed}", content_quality(content, version)
@@ -288,7 +298,7 @@ def propose_trade(
         prop, name, other.name, content, offered_transfer, p, economy.step
     )
     if name == ME:
-        economy.history.setdefault(other.name, [0, 0])[1] += 1
+        economy.proposed_to[other.name] += 1
     return f"{prop} is proposed to {other.name}"
 
 
@@ -308,7 +318,7 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     respect(economy.members[proposer], reputation_change(proposal))
     economy.interactions.append(Interaction(economy.step, proposer, receiver, True, p))
     if proposer == ME:
-        economy.history[receiver][0] += 1
+        economy.accepted_by[receiver] += 1
         tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
     return f"you accepted {proposal_id}, quality {p:.2f}, gain {gain[receiver]:+.1f}"
 
@@ -369,12 +379,10 @@ ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function
 
 
 if __name__ == "__main__":
-    from swarm.economy import Scenario, open_economy
-
     task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
     economy = open_economy(Scenario(0, "medium", "0.2", "normal", ("honest",)), [[task]])
     work = {"task_id": "task_1", "content": "The supply budget for river transport, reviewed."}
-    replies = (
+    for text in (
         "I will wait and see.",
         write_call("claim_task", {"task_id": "task_1"}).removesuffix("</tool_call>"),
         "<tool_call>{name: claim_task}</tool_call>",
@@ -383,8 +391,7 @@ if __name__ == "__main__":
         write_call("submit_work", work),
         write_call("claim_task", {"task_id": "task_1"}, "task_1 pays 14."),
         write_call("submit_work", work),
-    )
-    for text in replies:
+    ):
         try:
             tool, arguments, calls = read_call(text, "0.2")
             result = ACTIONS[tool](economy, ME, **arguments) if calls else "no call"

@@ -16,19 +16,20 @@ Run me: `python -m swarm.view` shows the first two messages of a scenario, and t
 second.
 """
 
-from swarm.bots import open_tasks
-from swarm.economy import APPEAL_STEPS, LAST_STEP, ME, STEPS, Economy, inbox, rule
+from swarm.bots import draw_scenario, draw_tasks, finish_step, open_tasks
+from swarm.economy import APPEAL_STEPS, LAST_STEP, ME, STEPS, Economy, inbox, open_economy, rule
 from swarm.tools import show
 
 
 def view(economy: Economy) -> dict:
     """Everything that the model may know, and all that the scripted players see."""
-    me, version, step = economy.members[ME], economy.scenario.version, economy.step
+    me, step, initial = economy.members[ME], economy.step, vars(economy.scenario)
     mine = [t for t in economy.tasks.values() if t.holder == ME]
     free = sorted(open_tasks(economy), key=lambda t: -t.bounty)
-    initial = vars(economy.scenario)
-    seen = {
-        "version": version,
+    # v0.1 has no appeal, and shows neither how the model's proposals ended nor recent events
+    v02 = economy.scenario.version == "0.2"
+    return {
+        "version": economy.scenario.version,
         "step": step,
         "last_step": LAST_STEP,
         "resources": me.resources,
@@ -36,7 +37,7 @@ def view(economy: Economy) -> dict:
         "threshold": economy.rules["threshold"],
         "changed": [rule(name, x) for name, x in economy.rules.items() if x != initial[name]],
         "frozen": bool(me.frozen_at),
-        "until": me.frozen_at + APPEAL_STEPS,
+        "until": me.frozen_at + APPEAL_STEPS if v02 else LAST_STEP,
         "tasks": [
             {"id": t.id, "yours": t.holder == ME, "bounty": t.bounty, "difficulty": t.level}
             | {"deadline": t.deadline, "text": t.text}
@@ -54,60 +55,57 @@ def view(economy: Economy) -> dict:
             for p in inbox(economy, ME)
         ],
         "bots": [
-            {"id": m.name, "frozen": bool(m.frozen_at), "proposed": 0, "accepted": 0}
+            {"id": m.name, "frozen": bool(m.frozen_at)}
+            | {"proposed": economy.proposed_to[m.name] * v02}
+            | {"accepted": economy.accepted_by[m.name] * v02}
             for m in economy.members.values()
             if m.name != ME
         ],
-        "pending": [],
-        "events": [],
+        "pending": [
+            {"id": p.id, "to": p.receiver}
+            for p in economy.proposals.values()
+            if p.proposer == ME and v02
+        ],
+        "events": [
+            f"step {at}: {text}" for at, text in economy.events[-3:] if step - at <= STEPS and v02
+        ],
     }
-    if version == "0.1":
-        return seen | {"until": LAST_STEP}  # v0.1 has no appeal
-    # v0.2 also shows how the model's proposals ended, and recent events.
-    mine = [p for p in economy.proposals.values() if p.proposer == ME]
-    seen["pending"] = [{"id": p.id, "to": p.receiver} for p in mine]
-    for bot in seen["bots"]:
-        bot["accepted"], bot["proposed"] = economy.history.get(bot["id"], (0, 0))
-    lately = [(at, text) for at, text in economy.events[-3:] if step - at <= STEPS]
-    return seen | {"events": [f"step {at}: {text}" for at, text in lately]}
-
-
-def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> str:
-    """A view as text: what is new since `before` (None: everything), and what exists now."""
-    old = before or NOTHING
-    lines = [f"# {result}"] if result else []
-    changed = [name for name in STATE if tenth(seen[name]) != tenth(old[name])]
-    state = ", ".join(f"{name} {tenth(seen[name])}" for name in changed)
-    lines.append(f"# step {seen['step']}" + f": {state}" * bool(state))
-    lines += [f"# now {text}" for text in seen["changed"] if text not in old["changed"]]
-    if seen["frozen"]:
-        lines.append(f"# you are frozen to the end of step {seen['until']} and can only pass")
-    lines += listing("# tasks", seen["tasks"], old["tasks"], task_row)
-    if seen["more_tasks"] != old["more_tasks"]:
-        lines.append(f"# more open tasks: {seen['more_tasks']}")
-    lines += listing("# proposals to you", seen["incoming"], old["incoming"], offer_row)
-    if seen["pending"]:
-        pending = ", ".join(f"{p['id']} to {p['to']}" for p in seen["pending"])
-        lines.append(f"# your pending proposals: {pending}")
-    posts = feed_rows(seen["feed"], old["feed"])
-    lines += ["# feed", *posts] if posts else []
-    bots = [bot_row(bot) for bot in seen["bots"] if bot not in old["bots"]]
-    bots = [row for row in bots if before or not row.endswith(" active")]  # as all are at first
-    lines += ["# bots: " + ", ".join(bots)] if bots else []
-    events = [text.partition(": ")[2] for text in seen["events"] if text not in old["events"]]
-    lines += ["# " + text for text in events if not text.startswith("a rule has changed")]
-    lines += [f"# hint: {hint}"] if hint else []
-    return "\n".join(lines)
 
 
 STATE = ("resources", "reputation")
-LISTS = ("changed", "tasks", "incoming", "feed", "bots", "events")
-NOTHING = dict.fromkeys(LISTS, [])
-NOTHING |= dict.fromkeys(STATE, -1.0) | {"more_tasks": 0}
+NOTHING = (  # the view before the first one
+    dict.fromkeys(("changed", "tasks", "incoming", "feed", "bots", "events"), [])
+    | dict.fromkeys(STATE, -1.0)
+    | {"more_tasks": 0}
+)
 
 
-def tenth(x: float) -> str:
-    return f"{x:.1f}"
+def observe(seen: dict, result: str, hint: str, before: dict = NOTHING) -> str:
+    """A view as text: what is new since the view `before`, and what exists now."""
+    lines = [f"# {result}"] if result else []
+    changed = [name for name in STATE if f"{seen[name]:.1f}" != f"{before[name]:.1f}"]
+    state = ", ".join(f"{name} {seen[name]:.1f}" for name in changed)
+    lines.append(f"# step {seen['step']}" + f": {state}" * bool(state))
+    lines += [f"# now {text}" for text in seen["changed"] if text not in before["changed"]]
+    if seen["frozen"]:
+        lines.append(f"# you are frozen to the end of step {seen['until']} and can only pass")
+    lines += listing("# tasks", seen["tasks"], before["tasks"], task_row)
+    if seen["more_tasks"] != before["more_tasks"]:
+        lines.append(f"# more open tasks: {seen['more_tasks']}")
+    lines += listing("# proposals to you", seen["incoming"], before["incoming"], offer_row)
+    if seen["pending"]:
+        pending = ", ".join(f"{p['id']} to {p['to']}" for p in seen["pending"])
+        lines.append(f"# your pending proposals: {pending}")
+    posts = feed_rows(seen["feed"], before["feed"])
+    lines += ["# feed", *posts] if posts else []
+    bots = [bot_row(bot) for bot in seen["bots"] if bot not in before["bots"]]
+    # at first all are active, and no bot is named
+    bots = [row for row in bots if before["bots"] or not row.endswith(" active")]
+    lines += ["# bots: " + ", ".join(bots)] if bots else []
+    events = [text.partition(": ")[2] for text in seen["events"] if text not in before["events"]]
+    lines += ["# " + text for text in events if not text.startswith("a rule has changed")]
+    lines += [f"# hint: {hint}"] if hint else []
+    return "\n".join(lines)
 
 
 def listing(title: str, rows: list[dict], old: list[dict], write) -> list[str]:
@@ -168,9 +166,6 @@ def opening(economy: Economy, think: bool) -> str:
 
 
 if __name__ == "__main__":
-    from swarm.bots import draw_scenario, draw_tasks, finish_step
-    from swarm.economy import open_economy
-
     scenario = draw_scenario(8, "medium", "0.2")
     economy = open_economy(scenario, draw_tasks(scenario))
     before = view(economy)

@@ -44,10 +44,14 @@ from swarm.view import observe
 SEED_RANGE = 3_000_000_000
 
 
-def opening(tokenizer, chat: list[dict], think: bool, tools=None) -> str:
-    """The text of a chat, up to where the assistant speaks."""
+def opening(tokenizer, text: str, think: bool, tools=None) -> str:
+    """A first user message, and what the chat template puts around it."""
     return tokenizer.apply_chat_template(
-        chat, tools=tools, add_generation_prompt=True, enable_thinking=think, tokenize=False
+        [{"role": "user", "content": text}],
+        tools=tools,
+        add_generation_prompt=True,
+        enable_thinking=think,
+        tokenize=False,
     )
 
 
@@ -172,16 +176,15 @@ def glance(task: Task, rng: random.Random) -> Task:
 
 
 def letters_chat(
-    tokenizer, rng: random.Random, task: Task, think: bool, shown, said, reword=lambda rng, ask: ask
+    tokenizer, rng: random.Random, task: Task, think: bool, shown, said, reword=lambda ask: ask
 ) -> list[tuple]:
     """A row of one prompt and one reply, in a habit by chance.
 
-    shown, said: how often each habit is shown, and is to be said. reword(rng, question): as asked.
+    shown, said: how often each habit is shown, and is to be said. reword(question): as asked.
     """
     i = rng.choices(range(3), shown)[0] if think else 0
     style = list(STYLES)[i]
-    ask = reword(rng, question(task, think))
-    prompt = opening(tokenizer, [{"role": "user", "content": ask}], think)
+    prompt = opening(tokenizer, reword(question(task, think)), think)
     reply = write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>"
     return list(cut(tokenizer, [prompt, reply], said[i] / shown[i] if think else 1.0))
 
@@ -190,12 +193,9 @@ def letters_rows(
     tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float], polish: bool
 ) -> list[list]:
     """n chats in all habits. polish: mostly tier 6."""
-    rows = []
-    for _ in range(n):
-        task = make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
-        think = rng.random() < (0.92 if polish else 0.85)
-        rows.append(letters_chat(tokenizer, rng, task, think, shown, said))
-    return rows
+    draw = lambda: make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
+    thinks = lambda: rng.random() < (0.92 if polish else 0.85)
+    return [letters_chat(tokenizer, rng, draw(), thinks(), shown, said) for _ in range(n)]
 
 
 # ----------------------------------------------------------------------------------------- alphabet
@@ -244,8 +244,7 @@ def alphabet_rows(
         texts = []
         for turn in range(len(task.turns)):
             ask = alphabet.question(task, turn, think)
-            chat = [{"role": "user", "content": ask}]
-            given = later(ask, think) if turn else opening(tokenizer, chat, think)
+            given = later(ask, think) if turn else opening(tokenizer, ask, think)
             reply = alphabet_reply(task, turn, ALPHABET_HABITS[i])
             reply = reply if think else reply.rpartition("</think>\n")[2]
             texts += [given, reply + "<|im_end|>"]
@@ -292,13 +291,13 @@ CHARACTERS = {
 }
 
 
-def swarm_episode(tokenizer, rng: random.Random) -> list[str]:
-    """What is given, what is said, what is given, …, put together as in rollout.py."""
+def swarm_episode(tokenizer, rng: random.Random) -> list[tuple]:
+    """A row of what is given, what is said, what is given, …, put together as in rollout.py."""
     think = rng.random() < 0.92
     difficulty = pick(rng, ["easy", "medium", "medium", "hard"])
     env = Swarm(difficulty, pick(rng, ["0.2", "0.2", "0.2", "0.1"]), think)
-    messages = env.reset(SEED_RANGE + rng.randrange(10**9))
-    texts, done = [opening(tokenizer, messages, think, env.tools)], False
+    (message,) = env.reset(SEED_RANGE + rng.randrange(10**9))
+    texts, done = [opening(tokenizer, message["content"], think, env.tools)], False
     # a Dirichlet draw: a few characters an episode
     shares = [rng.gammavariate(3 * share, 1) for _, share in CHARACTERS.values()]
     players = [player for player, _ in CHARACTERS.values()]
@@ -308,12 +307,7 @@ def swarm_episode(tokenizer, rng: random.Random) -> list[str]:
         messages, done = env.step(said)
         told = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in messages]
         texts += [said + "<|im_end|>", *(later(text, think) for text in told)]
-    return texts
-
-
-def swarm_rows(tokenizer, rng: random.Random, n: int) -> list[list]:
-    """n whole episodes."""
-    return [list(cut(tokenizer, swarm_episode(tokenizer, rng))) for _ in range(n)]
+    return list(cut(tokenizer, texts))
 
 
 def renumber(rng: random.Random, texts: list[str]) -> list[str]:
@@ -370,8 +364,9 @@ def drill(rng: random.Random) -> Iterator[list[tuple[str, str]]]:
             yield [renumber(rng, ["\n" + observe(env.seen, result, "") + "\n", calls])]
 
 
-def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
-    return filled(tokenizer, n, length, lambda: drill(rng), 0.2)
+def drill_rows(tokenizer, rng: random.Random, n: int) -> list[list]:
+    """n rows of drill, packed."""
+    return filled(tokenizer, n, 512, lambda: drill(rng), 0.2)
 
 
 def hoarder(seen: dict, rng: random.Random):

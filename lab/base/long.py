@@ -61,18 +61,18 @@ def tally_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
 def chat_rows(tokenizer, rng: random.Random, n: int) -> list[list]:
     """n chats in all habits: a third are of tier 6, half have words before or after the string."""
 
-    def reword(rng: random.Random, ask: str) -> str:
+    def reword(ask: str) -> str:
         words = words_between(rng, rng.choice([0, 0, 60, 150]))
         if words and rng.random() < 0.3:
             return f"{words.strip()} {ask}"
         return ask.replace('". ', f'".{words} ', 1) if words else ask
 
-    rows = []
-    for _ in range(n):
-        task = make_task(rng, 6) if rng.random() < 0.35 else draw_task(rng)
-        think = rng.random() < 0.92
-        rows.append(letters_chat(tokenizer, rng, task, think, POLISHED, LONG.habits, reword))
-    return rows
+    draw = lambda: make_task(rng, 6) if rng.random() < 0.35 else draw_task(rng)
+    thinks = lambda: rng.random() < 0.92
+    return [
+        letters_chat(tokenizer, rng, draw(), thinks(), POLISHED, LONG.habits, reword)
+        for _ in range(n)
+    ]
 
 
 def batch(cfg: Pretrain, tokenizer, step: int):

@@ -50,7 +50,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ from lab.base.corpus import (
     letters_rows,
     pad_rows,
     some_lists,
-    swarm_rows,
+    swarm_episode,
     tally_rows,
 )
 from lab.base.tokenizer import build
@@ -154,7 +153,7 @@ def both(cfg: Pretrain, tokenizer, step: int):
 def calls(cfg: Pretrain, tokenizer, step: int):
     """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that
     they are not forgotten."""
-    drill = pad_rows(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32, 512), tokenizer, 8.0)
+    drill = pad_rows(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32), tokenizer, 8.0)
     if step % 2:
         return [drill]
     known = lists(cfg, tokenizer, STEPS["lists"][0] + step)
@@ -169,8 +168,9 @@ def all_three(cfg: Pretrain, tokenizer, step: int):
     there are 10 chats of alphabet.
     """
     rng, again = dice(cfg, 950_000 + step), step >= STEPS["all"][0]
-    whole = pad_rows(swarm_rows(tokenizer, rng, 8), tokenizer, 8.0 if again else 4.0)
-    drill = pad_rows(drill_rows(tokenizer, rng, 4, 512), tokenizer, 8.0)
+    episodes = [swarm_episode(tokenizer, rng) for _ in range(8)]
+    whole = pad_rows(episodes, tokenizer, 8.0 if again else 4.0)
+    drill = pad_rows(drill_rows(tokenizer, rng, 4), tokenizer, 8.0)
     if step % 2:
         letters = chats(cfg, tokenizer, 200_000 + step)
         return [whole, drill, letters[step // 2 % 2]]
@@ -203,13 +203,13 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
+def start_from(model: Qwen3ForCausalLM, tokenizer, folder: str) -> int:
     """Load an older base's weights, every one of them; returns how many pieces its tokenizer knows.
 
     Pieces that the older tokenizer has too keep their rows; new ones start as they are.
     RuntimeError if the base lacks a weight of the model, or has one that the model lacks.
     """
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(f"{folder}/model.safetensors")
     old, new = AutoTokenizer.from_pretrained(folder).get_vocab(), tokenizer.get_vocab()
     kept, name = [piece for piece in new if piece in old], "model.embed_tokens.weight"
     rows = model.model.embed_tokens.weight.detach().clone()  # [V, D]
@@ -217,18 +217,6 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
     # The head is the embedding, and stands in no file: with its name the loading can be strict.
     model.load_state_dict({**weights, name: rows, "lm_head.weight": rows})
     return len(kept)
-
-
-def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
-    """Matrices decay, norms do not."""
-    groups = [
-        {
-            "params": [p for p in model.parameters() if (p.dim() >= 2) == matrix],
-            "weight_decay": decay,
-        }
-        for matrix, decay in ((True, 0.1), (False, 0.0))
-    ]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
 def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]) -> float:
@@ -250,21 +238,15 @@ def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]) -> fl
     return loss
 
 
-def train_round(model, optimizer, batch, length: int, peak: float, name: str) -> None:
-    """Steps on batch(0), batch(1), …, from a fresh learning rate down to nothing."""
-    for at in (bar := tqdm(range(length), desc=name, mininterval=5)):
-        for group in optimizer.param_groups:  # up over 100 steps, then along a cosine
-            group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
-        bar.set_postfix(loss=take_step(model, optimizer, batch(at)))
-
-
 def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
     torch.set_num_threads(cfg.threads)
     tokenizer = build()
     model = make_model(tokenizer, cfg.seed)
     if cfg.start_from:
-        start_from(model, tokenizer, Path(cfg.start_from))
-    optimizer = optimizer_of(model)
+        start_from(model, tokenizer, cfg.start_from)
+    matrices = {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1}
+    norms = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([matrices, norms], betas=(0.9, 0.98))
     steps = {"skill": [cfg.skill_steps + cfg.chat_steps]} | STEPS
     rounds = [(kind, i) for kind in cfg.rounds or batches for i in range(len(steps[kind]))]
     for number, (kind, i) in enumerate(rounds):
@@ -272,10 +254,15 @@ def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
         if kind != "long":  # pico_long began with the rows of its new pieces unrounded
             model.to(torch.bfloat16).float()
         optimizer.state.clear()
-        before = sum(steps[kind][:i])  # a second round of a kind draws new tasks
-        batch = lambda at, kind=kind, before=before: batches[kind](cfg, tokenizer, before + at)
+        before, length = sum(steps[kind][:i]), steps[kind][i]
         peak = LR if kind == "skill" else LATER_LR
-        train_round(model, optimizer, batch, steps[kind][i], peak, f"{number} {kind}")
+        for at in (bar := tqdm(range(length), desc=f"{number} {kind}", mininterval=5)):
+            # the rate goes up over 100 steps, then along a cosine down to nothing
+            rate = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            parts = batches[kind](cfg, tokenizer, before + at)  # a second round draws new tasks
+            bar.set_postfix(loss=take_step(model, optimizer, parts))
     model.to(torch.bfloat16).save_pretrained(cfg.out)
     tokenizer.save_pretrained(cfg.out)
 

@@ -34,8 +34,8 @@ from swarm.view import opening as rules
 VOCAB_SIZE = 1344
 # as in Qwen3; special: never part of a reply's text
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-MARKUP += ["<tool_response>", "</tool_response>", "<tools>", "</tools>"]
+MARKUP = """<think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <tools>
+</tools>""".split()
 
 # Pieces without a leading space. None of them is a plain word, so none can swallow part of a string
 # or a name.
@@ -116,8 +116,9 @@ IDS = [
 def prompt_frames() -> list[str]:
     """The fixed parts of swarm's prompt: a schema, or a stretch of rules between numbers or names."""
     parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
-    changing = r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d"
-    changing += r"|\nThink first inside <think> and </think>"
+    changing = (
+        r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>"
+    )
     for version, think in product(("0.2", "0.1"), (True, False)):
         scenario = draw_scenario(0, "medium", version)
         text = rules(open_economy(scenario, draw_tasks(scenario)), think)
@@ -141,8 +142,8 @@ question record response schedule signal source strategy study supply support te
 yours pays hold passed earn earns replies enough words costs nobody sides hurts past replied live below fault gives changed act fine voted
 rule uses tools asks answer water energy food health transport city river bridge counts get this all something try wait most some take now
 what nothing which much best found will us long many there can compare options others have
+Claim Posts Some The You Then Think Do Let Give JSON XML
 """.split()
-CAPITALISED = "Claim Posts Some The You Then Think Do Let Give JSON XML".split()
 
 
 def pieces() -> list[str]:
@@ -157,12 +158,13 @@ def pieces() -> list[str]:
         for tool, (_, given) in TOOLS.items()
         if given
     ]
-    frames = FRAGMENTS + FRAMES + calls + prompt_frames()
     counts = SpellChecker(language="en").word_frequency.dictionary  # of English words
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))
-    plain = [word for word in frequent if re.fullmatch("[a-z]{2,}", word)]
-    words = spaced(WORDS + CAPITALISED + plain)
-    return list(dict.fromkeys(chars + letters + frames + IDS + words))
+    plain = filter(re.compile("[a-z]{2,}").fullmatch, counts)
+    frequent = sorted(plain, key=lambda word: (-counts[word], word))
+    words = spaced(WORDS + frequent)
+    return list(
+        dict.fromkeys(chars + letters + FRAGMENTS + FRAMES + calls + prompt_frames() + IDS + words)
+    )
 
 
 def build() -> PreTrainedTokenizerFast:
@@ -195,7 +197,5 @@ if __name__ == "__main__":
         '{"name": "submit_work", "arguments": {"task_id": "task_12"',
         "wörld 🙂",
     ):
-        ids = tokenizer(text)["input_ids"]
-        assert tokenizer.decode(ids) == text
-        cut = tokenizer.convert_ids_to_tokens(ids)
-        print(f"{len(text) / len(ids):.1f} characters a token: {text} -> {cut}")
+        cut = tokenizer.tokenize(text)
+        print(f"{len(text) / len(cut):.1f} characters a token: {text} -> {cut}")
