@@ -14,6 +14,7 @@ Run me: `python -m swarm.players` shows what each of them does first in the same
 """
 
 import random
+from functools import wraps
 
 from swarm.bots import (
     KINDS,
@@ -120,7 +121,12 @@ NOVICE_SAYS = {
 def unless_frozen(player):
     """The player, who can only wait while the model is frozen."""
     wait = move("I am frozen and can only wait.", "pass_turn")
-    return lambda seen, rng: wait if seen["frozen"] else player(seen, rng)
+
+    @wraps(player)
+    def plays(seen: dict, rng: random.Random):
+        return wait if seen["frozen"] else player(seen, rng)
+
+    return plays
 
 
 def tasks_of(seen: dict) -> tuple[list[dict], list[dict]]:

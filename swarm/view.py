@@ -55,9 +55,12 @@ def view(economy: Economy) -> dict:
             for p in inbox(economy, ME)
         ],
         "bots": [
-            {"id": m.name, "frozen": bool(m.frozen_at)}
-            | {"proposed": economy.proposed_to[m.name] * v02}
-            | {"accepted": economy.accepted_by[m.name] * v02}
+            {
+                "id": m.name,
+                "frozen": bool(m.frozen_at),
+                "proposed": economy.proposed_to[m.name] if v02 else 0,
+                "accepted": economy.accepted_by[m.name] if v02 else 0,
+            }
             for m in economy.members.values()
             if m.name != ME
         ],
