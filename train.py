@@ -61,7 +61,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate(cfg, run, policy, rollouts, "before")
-        # guarded: an environment that raises or hangs ends its episode, not the run
+        # guarded: if your own environment raises or hangs, only that episode is lost
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
         # paused: the sampler lends its memory to the trainer
         with run.clock("sft"), rollouts.paused(), policy.learning():
