@@ -99,8 +99,16 @@ def averages(a: dict, b: dict) -> dict:
         "the most, over the scenarios.",
         f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
     ]
-    head = ["", moment(a), moment(b), "difference", "p corrected", "clearly"]
-    head += [f"tails, {moment(e)}" for e in (a, b)]
+    head = [
+        "",
+        moment(a),
+        moment(b),
+        "difference",
+        "p corrected",
+        "clearly",
+        f"tails, {moment(a)}",
+        f"tails, {moment(b)}",
+    ]
     return section(f"Behaviour: {moment(a)} → {moment(b)}", text, head, table)
 
 

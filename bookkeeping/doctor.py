@@ -57,7 +57,6 @@ import json
 import math
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import chain
 from operator import ge, gt, le
 from pathlib import Path
@@ -66,7 +65,6 @@ import numpy as np
 
 import metrics
 from bookkeeping import logs, records
-from bookkeeping.records import printable
 
 START = 5  # updates that count as the start of a run
 FEWEST = 10  # updates; fewer say too little
@@ -287,11 +285,10 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     groups have a signal, zeros are no surprise. Nor are they if all replies were cut short and left
     out of the loss (TRL's mask_truncated_completions).
     """
-    few = last(lines, "groups_with_signal", n).mean() <= FEW
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
     left_out = last(lines, "truncated", n).min() >= 0.95 and not same
-    no_wonder = quiet(lines, n) or few or left_out
-    if last(lines, "grad_norm", n).max() <= 1e-8 and not no_wonder:
+    few = quiet(lines, n) or last(lines, "groups_with_signal", n).mean() <= FEW
+    if last(lines, "grad_norm", n).max() <= 1e-8 and not (few or left_out):
         told = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": told}
 
@@ -406,8 +403,9 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
     because it compares with the policy at the start of the update.
     """
     trained = [line for line in lines if "mismatch" in line]  # not in an update without a signal
-    columns = ("mismatch", "off_policy_steps", "ratio", "twice")
-    gap, age, ratio, twice = (last(trained, name, n) for name in columns)
+    gap, age, ratio, twice = (
+        last(trained, name, n) for name in ("mismatch", "off_policy_steps", "ratio", "twice")
+    )
     allowed = lines[-1].get("rounding", 0.03)
     old = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
     if old and np.abs(ratio - 1).max() <= 1e-6:
@@ -774,7 +772,7 @@ def text(found: dict) -> str:
     out += ["", found["nothing_found"]] if found["nothing_found"] else []
     out += ["", "could not be looked at, because this log has no:"] if found["not_logged"] else []
     out += [f"  {column}: {how}" for column, how in found["not_logged"].items()]
-    return "\n".join(map(printable, out))
+    return "\n".join(map(records.printable, out))
 
 
 def command() -> None:
@@ -796,8 +794,7 @@ def command() -> None:
     except ModuleNotFoundError as missing:  # picoswarm[doctor] has no scipy: it is for others' logs
         found = {"error": f"evaluations need {missing.name}; pip install {missing.name}"}
     said = json.dumps(found, indent=1) if given.json else found.get("error") or text(found)
-    with suppress(BrokenPipeError):  # ... | head
-        print(said, flush=True)
+    print(said)
     raise SystemExit(2 if "error" in found else bool(found["symptoms"]))
 
 

@@ -49,6 +49,13 @@ def read(path: Path) -> dict:
     return an_object(path.read_bytes(), str(path))
 
 
+def config_of(folder: Path) -> dict:
+    """A run's config.json; ValueError if there is none, so that this is no run folder."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
+    return read(folder / "config.json")
+
+
 def record(path: Path) -> dict:
     """config.json or summary.json, its text made safe."""
     return clean(read(path))
@@ -132,12 +139,6 @@ def with_exact(evals: list[dict]) -> list[dict]:
     if not any("exact" in e for e in evals):
         return evals
     return [{"exact": [0.0] * len(e["reward"])} | e for e in evals]
-
-
-def before_last_level(lines: list[dict]) -> int:
-    """How many lines of metrics.jsonl come before the current level."""
-    others = (i for i, e in enumerate(lines, 1) if e.get("level") != lines[-1].get("level"))
-    return max(others, default=0)
 
 
 # ----------------------------------------------------------------------------------------- writing

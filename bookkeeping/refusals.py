@@ -36,9 +36,6 @@ from settings import (
 )
 
 MOST_THREADS = 1024  # more is a typing error
-COUNTS = "num_tasks epochs eval_n eval_every save_every sft_examples sft_batch api_concurrency"
-FROM_ZERO = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads"
-POSITIVE = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
 
 
 def number(enough):
@@ -47,9 +44,21 @@ def number(enough):
 
 
 REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); {a flag's value}
-    (COUNTS, number(lambda x: x >= 1), "must be at least 1"),
-    (FROM_ZERO, number(lambda x: x >= 0), "must be at least 0"),
-    (POSITIVE, number(lambda x: 0 < x < math.inf), "must be positive, not inf"),
+    (
+        "num_tasks epochs eval_n eval_every save_every sft_examples sft_batch api_concurrency",
+        number(lambda x: x >= 1),
+        "must be at least 1",
+    ),
+    (
+        "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads",
+        number(lambda x: x >= 0),
+        "must be at least 0",
+    ),
+    (
+        "temperature lr sft_lr max_tokens micro_tokens lora_alpha",
+        number(lambda x: 0 < x < math.inf),
+        "must be positive, not inf",
+    ),
     ("threads", lambda c, x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
     ("today", lambda c, x: not re.fullmatch(r"(\d{4}-\d\d-\d\d)?", x), "give it as YYYY-MM-DD"),
     ("vllm_memory", lambda c, x: not 0 < x < 1, "must be a share of the card, between 0 and 1"),

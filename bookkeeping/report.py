@@ -52,8 +52,8 @@ from bookkeeping.tables import (
     section,
     values,
 )
-from metrics import Interval
 
+SAMPLING = ("rollout", "environment", "sync")  # where the seconds of an update go, besides "train"
 STAGES = ("before", "after_sft", "final")  # evaluations that are results; the others are a curve
 TEMPLATE = Path(__file__).parent / "viewer.html"
 OVER_TIME = (
@@ -92,10 +92,8 @@ TRAJECTORY = (
     "mismatch",
     "off_policy_steps",
 )
-SAMPLING = ("rollout", "environment", "sync")  # where the seconds of an update go, besides "train"
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
-HEALTH = ("reply_tokens", "groups_with_signal", "entropy")  # columns with a curve of their own
 LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
@@ -107,8 +105,8 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     eval: {tasks: {stage: {measure: {"mean", "low", "high", "n"}}}}. gain: GRPO over SFT on the
     trained tasks, paired by task; without exact answers (swarm) there is only gain_reward.
     """
-    evals = [e for e in records.lines(folder / "evals.jsonl") if e["stage"] in STAGES]
-    evals = records.with_exact(evals)
+    evals = records.with_exact(records.lines(folder / "evals.jsonl"))
+    evals = [e for e in evals if e["stage"] in STAGES]
     results = {}
     for e in evals:
         found = {name: vars(average(values(e, name))) for name in measures(e)}
@@ -139,25 +137,22 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
 def collect(folder: Path) -> tuple[dict, list[dict]]:
     """(everything that a run's three pages show, its episodes)."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: there is no such folder; give a run folder, such as runs/NAME")
+    config = records.config_of(folder)
     names = ("metrics", "evals", "episodes", "sft")
     lines, evals, episodes, steps = (records.lines(folder / f"{n}.jsonl") for n in names)
     sft = [[step["step"], step["loss"], None, None] for step in steps]
-    known = [line for line in lines if line.get("reward") is not None]
-    lines = [{k: v for k, v in line.items() if v is not None} for line in known]
+    lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
     evals = records.with_exact(evals)
     episodes.sort(key=time_of)  # an old checkpoint may be evaluated later
-    found = [folder / name for name in ("config.json", "summary.json")]  # a finished run has both
-    config, summary = (records.read(f) if f.exists() else {} for f in found)
-    if not (summary or lines or evals or episodes):
-        files = "summary.json, metrics.jsonl, evals.jsonl or episodes.jsonl"
-        raise ValueError(f"{folder} holds no {files}, so it is no run folder, such as runs/NAME")
-    summary = {"config": config, "env": config.get("env", "")} | summary
+    end = folder / "summary.json"  # only a finished run has it
+    summary = {"config": config, "env": config["env"]} | (records.read(end) if end.exists() else {})
     later = [e for e in evals if e["stage"] == "eval_only"]  # they get their own table
     during = [e for e in evals if e["stage"] != "eval_only"]
-    told = section("Observations (computed)", observations(summary, lines, during), listed=True)
-    sections = [*evaluations("Evaluation", during), *trajectory(lines, during), told]
+    sections = [
+        *evaluations("Evaluation", during),
+        *trajectory(lines, during),
+        section("Observations (computed)", observations(summary, lines, during), listed=True),
+    ]
     if summary["env"] == "swarm":
         from bookkeeping import behaviour
 
@@ -226,7 +221,7 @@ def notes(summary: dict) -> list[str]:
     told, has_exact = [], "gain" in summary
     name, what = ("gain", "exact answers") if has_exact else ("gain_reward", "mean reward")
     if name in summary:
-        gain = Interval(**summary[name])
+        gain = metrics.Interval(**summary[name])
         lost = "lost" if gain.high < 0 else "neither gained nor lost measurably"
         verdict = "gained" if gain.low > 0 else lost
         change = gain.points() if has_exact else gain.signed()
@@ -285,8 +280,7 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     if len(began) > 1:
         steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
         out.append(f"The curriculum: {', '.join(steps)}.")
-    out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
-    return out
+    return out + (told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."])
 
 
 def largest(lines: list[dict], name: str) -> str:
@@ -300,8 +294,9 @@ def largest(lines: list[dict], name: str) -> str:
 
 def training_reward(lines: list[dict]) -> str:
     """Its distribution, its current level, and whether it has settled."""
-    rewards, before = [line["reward"] for line in lines], records.before_last_level(lines)
-    recent, at = rewards[before:], f", at level {lines[-1]['level']}" if before else ""
+    rewards, level = [line["reward"] for line in lines], lines[-1].get("level")
+    recent = [line["reward"] for line in lines if line.get("level") == level]
+    at = f", at level {level}" if len(recent) < len(lines) else ""
     now = metrics.level(metrics.present(recent))
     return (
         f"Update by update: {metrics.distribution(rewards)}. Now{at}: {now.text(2)}, the mean of "
@@ -324,7 +319,7 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
         chart("training reward", series, marks=marks),
         *(
             chart(label(key), [{"name": label(key), "points": points(lines, key)}])
-            for key in HEALTH
+            for key in ("reply_tokens", "groups_with_signal", "entropy")
         ),
     ]
     measured = lambda s: any(point[1] is not None for point in s["points"])
@@ -335,8 +330,7 @@ def curves(evals: list[dict], measure: str) -> list[dict]:
     """A series per task set, rounded as in the tables: page, picture and report.md agree."""
     digits, factor, _ = scale(measure)
     series = {}
-    answered = (e for e in evals if e["reward"])  # everything may have failed
-    for e in sorted(answered, key=lambda e: not e["trained"]):
+    for e in sorted(evals, key=lambda e: not e["trained"]):
         mean = average(values(e, measure))
         ends = [round(factor * v, digits) for v in (mean.mean, mean.low, mean.high)]
         empty = {"name": e["tasks"], "plain": not e["trained"], "points": []}
@@ -371,8 +365,8 @@ def write(folder: Path) -> None:
 
 def text(run: dict) -> str:
     """report.md: the head, which a run prints at its end, the settings, the sections."""
-    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"]]
-    lead.append("; ".join(f"{label}: {value}" for label, value in run["facts"]))
+    facts = "; ".join(f"{label}: {value}" for label, value in run["facts"])
+    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"], facts]
     config = section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())])
     sections = markdown([run["headline"] | {"text": lead}, config, *run["tables"]])
     return f"# {records.clean(run['name'])}\n\n{sections}\n![curves](curves.png)\n"
@@ -413,13 +407,12 @@ def index_episodes(episodes: list[dict]) -> tuple[dict, list[dict]]:
         bodies.append({name: e[name] for name in LONG if name in e})
     segments = (s for body in bodies for s in body.get("segments") or [])
     ratios = [r for s in segments for r in s.get("ratios") or [] if r]
-    index = {
+    return {
         "stops": [dict(zip(("source", "u", "stage", "name"), stop)) for stop in stops],
         "tasks": [{"label": t[0], "seed": t[1], "prompt": title_of(*t[1:])[:160]} for t in tasks],
         "episodes": entries,
         "ratio": float(np.quantile(np.abs(np.log(ratios)), 0.99)) if ratios else None,
-    }
-    return index, bodies
+    }, bodies
 
 
 def title_of(seed: int | None, prompt: str) -> str:

@@ -27,7 +27,6 @@ from tqdm import tqdm
 import metrics
 from bookkeeping import doctor, records, report
 from bookkeeping import folder as run_folder
-from bookkeeping.folder import load_checkpoint, save_checkpoint
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.batches import collate
@@ -51,8 +50,6 @@ PRINTED = (
 
 WANDB_EPISODES = 500  # in wandb's table; episodes.jsonl has more
 
-CLOCKS = ("total", *SECONDS, "eval", "sft")  # the parts of a run's seconds
-
 
 @dataclass
 class State:
@@ -61,7 +58,9 @@ class State:
     updates: int = 0  # updates done; the first checkpoint is after SFT
     level: int | str | None = None  # a curriculum's, or simply the difficulty
     sft: dict = field(default_factory=dict)
-    seconds: dict = field(default_factory=lambda: dict.fromkeys(CLOCKS, 0.0))
+    seconds: dict = field(
+        default_factory=lambda: dict.fromkeys(("total", *SECONDS, "eval", "sft"), 0.0)
+    )
     tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms already reported (doctor.py)
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
@@ -112,7 +111,7 @@ class Run:
         the environment's code; bookkeeping/compare.py uses it.
         """
         code = self.state.code
-        self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
+        self.after_sft, state = run_folder.load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
@@ -219,11 +218,10 @@ class Run:
         records.write_lines(self.folder / "sft.jsonl", steps)
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
         if self.wandb:  # a picture of its own: wandb has one row per update
-            with may_fail():
-                import wandb
+            import wandb
 
-                rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
-                self.wandb.log({"sft": wandb.plot.line(rows, "step", "loss", "SFT loss")}, step=0)
+            rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
+            self.to_wandb({"update": 0, "sft": wandb.plot.line(rows, "step", "loss", "SFT loss")})
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.
@@ -239,8 +237,7 @@ class Run:
             for name, found in measures.items()
         }
         self.to_wandb({"update": self.state.updates, **means})
-        evals = doctor.of_run(evals, self.cfg.sft_steps)
-        self.tell(doctor.symptoms(evals, doctor.EVALUATED))
+        self.tell(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
 
     def to_wandb(self, line: dict) -> None:
         if self.wandb:
@@ -270,7 +267,9 @@ class Run:
         self.state.seconds["total"] = time.monotonic() - self.began
         self.saved = self.home / "checkpoint"
         if parallel.rank() == 0:
-            save_checkpoint(self.saved, policy, optimizer, asdict(self.state), self.after_sft)
+            run_folder.save_checkpoint(
+                self.saved, policy, optimizer, asdict(self.state), self.after_sft
+            )
 
     def stop_asked(self) -> bool:
         """Was this run asked to stop (Ctrl-C, SIGTERM), in any of its processes?"""
@@ -316,8 +315,7 @@ def open_run(cfg, typed: set[str]) -> Run:
         run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
-    levels = levels_of(cfg.env)  # loads your own class: one sentence if it cannot be loaded
-    level = levels[0] if cfg.curriculum else cfg.difficulty
+    level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     return Run(cfg, home, saved, State(level=level, code=run_folder.code_hash(cfg.env)), keep)
 
 
