@@ -100,8 +100,9 @@ def read(folder: Path) -> Run:
     evals = records.clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
     if not final or not (folder / "summary.json").exists():
-        cure = f"go on with python train.py --resume {folder}"
-        raise ValueError(f"{folder}: the run has not finished; {cure}")
+        raise ValueError(
+            f"{folder}: the run has not finished; go on with python train.py --resume {folder}"
+        )
     machine = records.record(folder / "summary.json").get("machine", {})
     config["environment_code"] = machine.get("environment_code")
     return Run(records.clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
@@ -259,8 +260,18 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
     rows = []
     for what in measures:
         difference, p, over = differ(*(table(lines, what) for lines in found))
-        row = {"a": a, "b": b, "tasks": tasks, "what": what, "trained": lines[0]["trained"]}
-        rows.append(row | {"difference": difference, "p": p, "over": over})
+        rows.append(
+            {
+                "a": a,
+                "b": b,
+                "tasks": tasks,
+                "what": what,
+                "trained": lines[0]["trained"],
+                "difference": difference,
+                "p": p,
+                "over": over,
+            }
+        )
     return rows
 
 
@@ -281,17 +292,31 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     what = "exact" if all("exact" in line for line in lines.values()) else "reward"
     members, verdicts = [], []
     for arm in arms:
-        names = ", ".join(run.name for run in arm.runs.values())
         means = [final_mean(arm, tasks, what) for tasks in lines]
-        cells = [mean.text(*tables.scale(what)) if mean else "" for mean in means]
-        seeds = ", ".join(map(str, arm.runs))
-        members.append([f"**{arm.letter}**", arm.label, seeds, names, *cells])
+        members.append(
+            [
+                f"**{arm.letter}**",
+                arm.label,
+                ", ".join(map(str, arm.runs)),
+                ", ".join(run.name for run in arm.runs.values()),
+                *(mean.text(*tables.scale(what)) if mean else "" for mean in means),
+            ]
+        )
     for row in rows:
         digits, scale, _ = tables.scale(row["what"])
-        difference = row["difference"].text(digits, scale, sign="+")
-        about = [tables.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}"]
-        told = [small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**"]
-        verdicts.append([*about, difference, row["over"], str(row["difference"].n), *told])
+        verdicts.append(
+            [
+                tables.called(row),
+                row["what"],
+                f"{row['a'].letter} − {row['b'].letter}",
+                row["difference"].text(digits, scale, sign="+"),
+                row["over"],
+                str(row["difference"].n),
+                small(row["p"]),
+                small(row["corrected"]),
+                f"**{row['verdict']}**",
+            ]
+        )
     measure = "Exactly right" if what == "exact" else "Mean reward"
     over = f"{measure} at the end, with 95% intervals (over tasks; over seeds too if several)."
     head = [

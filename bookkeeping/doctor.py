@@ -518,8 +518,10 @@ def went(before: dict, after: dict, name: str) -> tuple[float, str]:
     if abs(now.mean() - was.mean()) < 0.01 * abs(was.mean()):
         errors = 0.0
     what = {"exact": "exact answers", "reward": "the mean reward"}.get(name, name)
-    gain = f"{metrics.gain(was, now).signed()}, n={len(now)}, paired"
-    return errors, f"{what} went from {was.mean():.3f} to {now.mean():.3f}, {gain}"
+    return errors, (
+        f"{what} went from {was.mean():.3f} to {now.mean():.3f}, "
+        f"{metrics.gain(was, now).signed()}, n={len(now)}, paired"
+    )
 
 
 def after_sft(evals: Lines) -> Found | None:
@@ -705,13 +707,14 @@ def answer(log: logs.Log) -> dict:
     told = []
     for name, (step, seen) in found.items():
         illness = ILLNESSES[name]
-        columns = [log.theirs[c] for c in (*illness["columns"], "goal") if c in log.theirs]
         told.append(
             {
                 "name": name,
                 "step": step,
                 "seen": seen,
-                "columns": columns,
+                "columns": [
+                    log.theirs[c] for c in (*illness["columns"], "goal") if c in log.theirs
+                ],
                 "causes": illness["causes"],
                 "cure": cure(name, log.framework),
                 "journal": f"{JOURNAL}#{illness['journal']}" if "journal" in illness else "",

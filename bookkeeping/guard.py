@@ -143,8 +143,9 @@ class Guarded:
         except Exception:
             if isinstance(found, dict) and (taken := TAKEN & found.keys()):
                 right = f"a dict without {min(taken)!r}, which is a column of the logs: rename it"
-            said = f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
-            raise self.failure(said) from None
+            raise self.failure(
+                f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
+            ) from None
 
 
 def guarded(make_env: Callable, *given):

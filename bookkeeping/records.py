@@ -275,8 +275,10 @@ def broken(groups: list[list]) -> str:
     errors = [e.error for group in groups for e in group if e.stop_reason == "error"]
     if not errors:
         return ""
-    how_many = f"{len(errors)} of {sum(map(len, groups))} episodes"
-    return f"\n  {how_many} ended in an error and are left out: {errors[0]}"
+    return (
+        f"\n  {len(errors)} of {sum(map(len, groups))} episodes ended in an error and are left "
+        f"out: {errors[0]}"
+    )
 
 
 if __name__ == "__main__":

@@ -63,6 +63,13 @@ OVER_TIME = (
     "reputation",
     "turns_used",
     "turns_acted",
+    "used_claim_task",
+    "used_submit_work",
+    "used_propose_trade",
+    "used_accept_proposal",
+    "used_post",
+    "used_vote",
+    "used_pass_turn",
     "error_rate",
     "any_error",
     "waste",
@@ -258,9 +265,13 @@ def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
     size = max(1, len(lines) // 10)
     rows = []
     for block in (lines[i : i + size] for i in range(0, len(lines), size)):
-        level = metrics.level([line["reward"] for line in block]).text(2)
-        cells = [f"{mean_of(block, name):.3g}".replace("nan", "") for name in names]
-        rows.append([f"{block[0]['update']}–{block[-1]['update']}", level, *cells])
+        rows.append(
+            [
+                f"{block[0]['update']}–{block[-1]['update']}",
+                metrics.level([line["reward"] for line in block]).text(2),
+                *(f"{mean_of(block, name):.3g}".replace("nan", "") for name in names),
+            ]
+        )
     head = ["updates", "reward", *map(label, names)]
     return [section("Trajectory", [BLOCKS], head, rows, folded=True)] if lines else []
 
@@ -288,8 +299,10 @@ def largest(lines: list[dict], name: str) -> str:
     found = [line for line in lines if name in line]
     mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
     lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
-    peak = f"at most {number(name, most[name])}, in update {most['update']}"
-    return f"{label(name).capitalize()}: {number(name, mean)} on average, {peak}{lag}."
+    return (
+        f"{label(name).capitalize()}: {number(name, mean)} on average, at most "
+        f"{number(name, most[name])}, in update {most['update']}{lag}."
+    )
 
 
 def training_reward(lines: list[dict]) -> str:
@@ -400,9 +413,8 @@ def index_episodes(episodes: list[dict]) -> tuple[dict, list[dict]]:
     stops, tasks, entries, bodies = {}, {}, [], []
     for e in episodes:
         prompt = next((str(m["content"]) for m in e["messages"] if m["role"] == "user"), "")
-        stop = (e["source"], time_of(e), e["stage"], moment(e))
-        task = (e.get("tasks", ""), e["seed"], prompt)
-        at, task = stops.setdefault(stop, len(stops)), tasks.setdefault(task, len(tasks))
+        at = stops.setdefault((e["source"], time_of(e), e["stage"], moment(e)), len(stops))
+        task = tasks.setdefault((e.get("tasks", ""), e["seed"], prompt), len(tasks))
         entries.append({name: e.get(name) for name in SHORT} | {"at": at, "task": task})
         bodies.append({name: e[name] for name in LONG if name in e})
     segments = (s for body in bodies for s in body.get("segments") or [])

@@ -165,17 +165,17 @@ class Run:
         stats: the batch's results (evaluate.summarize), and the update's statistics.
         """
         state = self.state
-        seconds = {part: rollouts.seconds[part] for part in SECONDS}
         line = {"update": state.updates, "level": rollouts.level, **stats}
-        line |= {f"seconds_{part}": count for part, count in seconds.items()}
-        state.seconds |= {part: state.seconds[part] + count for part, count in seconds.items()}
+        for part, seconds in rollouts.seconds.items():
+            line[f"seconds_{part}"] = seconds
+            state.seconds[part] += seconds
         played = [e for group in groups for e in group if e.stop_reason != "error"]
         state.tokens["sampled"] += sum(e.reply_tokens for e in played)
         state.tokens["trained"] += stats["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
         self.lines.append(line)
-        minutes = (self.cfg.updates - state.updates) * sum(seconds.values()) / 60
+        minutes = (self.cfg.updates - state.updates) * sum(rollouts.seconds.values()) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
         self.tell(doctor.symptoms(self.lines))
@@ -194,8 +194,7 @@ class Run:
     def climb(self) -> None:
         """One level up if this one is surely good enough (settings.promote_of)."""
         measure, enough = promote_of(self.cfg.env)
-        found = self.rewards(measure)
-        if found and metrics.passed(found, enough):
+        if metrics.passed(self.rewards(measure), enough):
             levels = levels_of(self.cfg.env)
             self.state.level = levels[levels.index(self.state.level) + 1]
 
@@ -205,8 +204,7 @@ class Run:
         if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
             return True
         waits = cfg.until_converged if done >= cfg.updates else cfg.stop_when_settled
-        rewards = self.rewards() if waits else []
-        return bool(rewards) and metrics.present_trend(rewards).settled
+        return waits and metrics.present_trend(self.rewards()).settled
 
     def log_sft(self, found: dict) -> None:
         """Record what sft() returns: each step's loss, and how many tokens were shown."""
@@ -214,8 +212,10 @@ class Run:
         self.state.tokens |= {"sft": found["tokens"], "trained": found["tokens"]}
         if not losses:
             return
-        steps = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
-        records.write_lines(self.folder / "sft.jsonl", steps)
+        records.write_lines(
+            self.folder / "sft.jsonl",
+            [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
+        )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
         if self.wandb:  # a picture of its own: wandb has one row per update
             import wandb
