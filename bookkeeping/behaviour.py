@@ -192,7 +192,6 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
             tool, arguments, calls = read_call(m["content"], "0.2")
         except Refused:
             tool, arguments, calls = "(a call that cannot be read)", {}, 1
-        answer = after["content"].split("\n")[0]
-        call = brief(Turn(0, tool, arguments, True, "", calls))
-        out.append((call, answer.removeprefix("# ").removeprefix("result: ")))
+        answer = after["content"].split("\n")[0].removeprefix("# ").removeprefix("result: ")
+        out.append((brief(Turn(0, tool, arguments, True, "", calls)), answer))
     return out

@@ -318,7 +318,6 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
             ]
         )
     measure = "Exactly right" if what == "exact" else "Mean reward"
-    over = f"{measure} at the end, with 95% intervals (over tasks; over seeds too if several)."
     head = [
         "tasks",
         "measure",
@@ -331,7 +330,12 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
         "verdict",
     ]
     page = [
-        tables.section("Arms", [over], ["", "arm", "seeds", "runs", *lines], members),
+        tables.section(
+            "Arms",
+            [f"{measure} at the end, with 95% intervals (over tasks; over seeds too if several)."],
+            ["", "arm", "seeds", "runs", *lines],
+            members,
+        ),
         tables.section("Verdicts", [SENTENCE if rows else NOTHING], head, verdicts),
     ]
     return f"# Arms: {len(arms)}\n\n{tables.markdown(page)}\n![compare](compare.png)\n"

@@ -605,8 +605,7 @@ def entropy_collapse(lines: Lines) -> Found | None:
     end, here = last(lines, "entropy", START), at_level(lines)
     was, now, _, errors = rise(every(here, "reward"))
     learns = solved(here) or last(lines, "groups_with_signal", START).mean() > 0.3
-    low = min(0.1 * first, 0.3)
-    if end.max() <= max(low, SPENT) and errors <= MEASURABLE and not learns:
+    if end.max() <= max(min(0.1 * first, 0.3), SPENT) and errors <= MEASURABLE and not learns:
         return {
             "entropy collapse": f"the entropy of a token was {first:.3g} nats and is "
             f"{end.mean():.3g}, and the reward went from {was:.2f} to {now:.2f}"
@@ -695,8 +694,8 @@ def of_ours(folder: Path) -> logs.Log:
     looked = {column for illness in ILLNESSES.values() for column in illness["columns"]}
     lines = [{name: v for name, v in line.items() if v is not None} for line in lines]
     seen = {name: name for name in looked if any(name in line for line in lines)}
-    sft_steps = records.read(folder / "config.json")["sft_steps"]
-    return logs.Log(OURS, lines, seen, [], [str(folder)], of_run(evals, sft_steps))
+    evals = of_run(evals, records.config_of(folder)["sft_steps"])
+    return logs.Log(OURS, lines, seen, [], [str(folder)], evals)
 
 
 def answer(log: logs.Log) -> dict:
@@ -721,7 +720,6 @@ def answer(log: logs.Log) -> dict:
             }
         )
     steps = [line["update"] for line in log.lines]
-    unlogged = logs.UNLOGGED.get(log.framework, {})
     return {
         "files": log.files,
         "framework": log.framework,
@@ -729,7 +727,11 @@ def answer(log: logs.Log) -> dict:
         "rows": len(steps),
         "columns": log.theirs,
         "notes": log.notes,
-        "not_logged": {name: how for name, how in unlogged.items() if name not in log.theirs},
+        "not_logged": {
+            name: how
+            for name, how in logs.UNLOGGED.get(log.framework, {}).items()
+            if name not in log.theirs
+        },
         "symptoms": told,
         "nothing_found": "" if found else nothing_found(log),
     }

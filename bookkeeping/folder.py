@@ -345,8 +345,8 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer=None) -> tuple[dict,
             for was, now in zip(saved["param_groups"], optimizer.param_groups):
                 was["fused"] = now["fused"]  # this device's, not that of the one it was saved on
             optimizer.load_state_dict(saved)
-            kept = saved["reference"] or {}
-            reference = {name: weight.to(policy.device) for name, weight in kept.items()}
+            for name, weight in (saved["reference"] or {}).items():
+                reference[name] = weight.to(policy.device)
     except Exception as error:  # bytes that are not a pickle may raise anything
         if out_of_memory(error):
             raise

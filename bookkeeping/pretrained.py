@@ -107,9 +107,10 @@ def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
             f"its tokenizer has a token {last} and the model embeds {rows}; the two do not belong "
             "together"
         )
-    hello = [{"role": "user", "content": "?"}]
     try:
-        tokenizer.apply_chat_template(hello, add_generation_prompt=True, tokenize=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+        )
     except Exception as error:  # a template is a program in a sandbox, and may raise anything
         raise ValueError(
             f"it has no chat template, or one that fails ({first_line(error)[:120]}); mend "
@@ -142,8 +143,8 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
         "meta": True,  # it holds no numbers: tests plan on it
     }
     if device == "auto":
-        alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
-        on_mac = there["mps"] and n_parameters > FOR_MPS and alone
+        # gloo, which adds up gradients of several processes, cannot do so on MPS
+        on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
         return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
     kind, _, index = device.partition(":")
     in_range = not index or (index.isdigit() and int(index) < torch.cuda.device_count())

@@ -128,9 +128,9 @@ def foreign(folder):
     except (ValueError, OSError) as error:
         raise SystemExit(printable(str(error))) from None
     except NOT_OURS as error:
-        found = f"{type(error).__name__}: {ascii(str(error))[:100]}"
         raise SystemExit(
-            f"{folder} holds what no run writes ({found}); restore it, or give another"
+            f"{folder} holds what no run writes ({type(error).__name__}: "
+            f"{ascii(str(error))[:100]}); restore it, or give another"
         ) from None
 
 

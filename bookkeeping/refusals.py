@@ -222,8 +222,12 @@ def check_env(cfg: Config) -> None:
         classes = ", ".join(re.findall(r"^class (\w+)", text, re.M)) or "none"
         refuse(cfg, "env", f"give FILE.py:CLASS; its classes are {classes}")
     if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
-        others = "letters, alphabet, swarm, jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
-        refuse(cfg, "env", f"there is no such environment; choose {others}")
+        refuse(
+            cfg,
+            "env",
+            "there is no such environment; choose letters, alphabet, swarm, jsonl:FILE, "
+            "reasoning_gym:NAME, or FILE.py:CLASS",
+        )
 
 
 def check_level(cfg: Config) -> None:

@@ -116,8 +116,8 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     evals = [e for e in evals if e["stage"] in STAGES]
     results = {}
     for e in evals:
-        found = {name: vars(average(values(e, name))) for name in measures(e)}
-        results.setdefault(e["tasks"], {})[e["stage"]] = found
+        stages = results.setdefault(e["tasks"], {})
+        stages[e["stage"]] = {name: vars(average(values(e, name))) for name in measures(e)}
     ends = (e for e in evals if e["trained"] and e["stage"] != "before")
     sft, final = records.same_tasks(*ends)
     gains = {"gain": "exact", "gain_reward": "reward"}
@@ -145,8 +145,9 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 def collect(folder: Path) -> tuple[dict, list[dict]]:
     """(everything that a run's three pages show, its episodes)."""
     config = records.config_of(folder)
-    names = ("metrics", "evals", "episodes", "sft")
-    lines, evals, episodes, steps = (records.lines(folder / f"{n}.jsonl") for n in names)
+    lines, evals, episodes, steps = (
+        records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals", "episodes", "sft")
+    )
     sft = [[step["step"], step["loss"], None, None] for step in steps]
     lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
     evals = records.with_exact(evals)
@@ -380,9 +381,12 @@ def text(run: dict) -> str:
     """report.md: the head, which a run prints at its end, the settings, the sections."""
     facts = "; ".join(f"{label}: {value}" for label, value in run["facts"])
     lead = ["Greedy, development tasks, 95% intervals.", *run["notes"], facts]
-    config = section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())])
-    sections = markdown([run["headline"] | {"text": lead}, config, *run["tables"]])
-    return f"# {records.clean(run['name'])}\n\n{sections}\n![curves](curves.png)\n"
+    sections = [
+        run["headline"] | {"text": lead},
+        section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())]),
+        *run["tables"],
+    ]
+    return f"# {records.clean(run['name'])}\n\n{markdown(sections)}\n![curves](curves.png)\n"
 
 
 def page(run: dict, episodes: list[dict]) -> str:

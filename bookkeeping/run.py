@@ -437,8 +437,13 @@ def finish_wandb(run, folder: Path, about: dict) -> None:
     pages = wandb.Artifact(f"report-{run.id}", "report")
     pages.add_file(str(folder / "report.html"))
     run.log_artifact(pages)
-    numbers = ("eval", "gain", "gain_reward", "seconds", "tokens", "peak_rss_gb")
-    run.summary.update({name: about[name] for name in numbers if name in about})
+    run.summary.update(
+        {
+            name: about[name]
+            for name in ("eval", "gain", "gain_reward", "seconds", "tokens", "peak_rss_gb")
+            if name in about
+        }
+    )
     run.finish()
 
 
