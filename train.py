@@ -196,8 +196,8 @@ def main() -> None:
         # Refuse what cannot work, before a model is loaded. (With --resume, open_run
         # checks the flags together with those of the run's folder.)
         if not cfg.resume and parallel.rank() == 0:
-            refusals.tell_unread(cfg, user_flags)
             refusals.check(cfg)
+            refusals.tell_unread(cfg, user_flags)
             preflight(cfg)
         if cfg.probe and not cfg.resume:
             probe(cfg, user_flags)

@@ -153,8 +153,7 @@ def without_start(reply: str, begun: str) -> str:
         return reply
     if not reply.startswith("<think>"):
         reply = f"<think>\n\n</think>\n\n{reply}"
-    inside = reply.removeprefix("<think>")
-    return inside.removeprefix(begun.removeprefix("<think>"))
+    return reply.removeprefix("<think>").removeprefix(begun.removeprefix("<think>"))
 
 
 def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict]:

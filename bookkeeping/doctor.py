@@ -796,8 +796,6 @@ def command() -> None:
             found = answer(reader(given.path))
     except SystemExit as unreadable:
         found = {"error": str(unreadable)}
-    except ModuleNotFoundError as missing:  # picoswarm[doctor] has no scipy: it is for others' logs
-        found = {"error": f"evaluations need {missing.name}; pip install {missing.name}"}
     said = json.dumps(found, indent=1) if given.json else found.get("error") or text(found)
     print(said)
     raise SystemExit(2 if "error" in found else bool(found["symptoms"]))

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
-from tqdm import tqdm
-
 # Saved episodes may take so many bytes: a run of days would save gigabytes that nobody reads.
 MOST_BYTES = 64 * 2**20
 WINDOWS = os.name == "nt"
@@ -102,11 +100,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def quote(text: str) -> str:
-    """Safe for Markdown and a terminal: one line, printable, in backticks."""
-    return "`" + printable(" ".join(text.split())).replace("`", "'") + "`"
-
-
 def clean(x):
     """Safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell.
 
@@ -157,7 +150,9 @@ def append(path: Path, record: dict) -> None:
 
 def say(folder: Path, text: str) -> None:
     """Print a line, and add it to the run's train.log."""
-    tqdm.write(text)
+    from tqdm import tqdm  # here, because the doctor may be installed without it
+
+    tqdm.write(text)  # above a progress bar
     with open(folder / "train.log", "a", encoding="utf-8") as f:
         f.write(text + "\n")
 

@@ -158,7 +158,8 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ),
     (
         "eval_n sft_examples",
-        lambda c, x: x > most_tasks(c),
+        # by default every seed is another task
+        lambda c, x: x > (getattr(make_env(c, c.difficulty), "most_tasks", None) or math.inf),
         "the environment does not have that many different tasks; use fewer",
     ),
     (
@@ -192,11 +193,6 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
     typed = "" if isinstance(value, bool) else f" {value}"
     why = why.format(**vars(cfg), last_seed=seeds_of(cfg) - 1)
     raise ValueError(f"{option(flag)}{typed}: {why}")
-
-
-def most_tasks(cfg: Config) -> float:
-    """How many different tasks the environment has; by default every seed is another task."""
-    return getattr(make_env(cfg, cfg.difficulty), "most_tasks", None) or math.inf
 
 
 def is_stale(cfg: Config) -> bool:
@@ -246,9 +242,7 @@ def check_level(cfg: Config) -> None:
 
 
 def tell_unread(cfg: Config, typed: set[str]) -> None:
-    """Print the flags that were typed but change nothing in this run."""
-    if kind(cfg.env) not in BY_ENV:
-        return  # check refuses it
+    """Print the flags that were typed but change nothing in this run, which `check` lets pass."""
     useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
     if useless:
         print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")

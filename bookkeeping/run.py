@@ -395,21 +395,20 @@ def open_wandb(cfg, folder: Path):
     with may_fail():
         import wandb
 
-        setting = os.environ.get
         kept = folder / "wandb_id"
         if not kept.exists():
-            records.write_whole(kept, setting("WANDB_RUN_ID") or secrets.token_hex(4))
+            records.write_whole(kept, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
         # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
         os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
         mode = "online" if wandb.login(prompt=False) else "offline"
-        mode = setting("WANDB_MODE") or mode
+        mode = os.environ.get("WANDB_MODE") or mode
         # uploads wait in the run folder, and not in the user's home
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
         if mode == "offline":
             print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
         run = wandb.init(
-            project=setting("WANDB_PROJECT") or "picoswarm",
-            name=setting("WANDB_NAME") or folder.name,
+            project=os.environ.get("WANDB_PROJECT") or "picoswarm",
+            name=os.environ.get("WANDB_NAME") or folder.name,
             dir=str(folder),
             mode=mode,
             id=kept.read_text(encoding="utf-8"),
