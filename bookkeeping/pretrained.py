@@ -61,8 +61,10 @@ def refuse_pickles(folder: Path) -> None:
 
     transformers' use_safetensors is not enough: it checks the name of one file only.
     """
-    files = [folder / name for name in ("model.safetensors.index.json", "config.json")]
-    index, config = (json.loads(f.read_bytes()) if f.exists() else {} for f in files)
+    index, config = (
+        json.loads(file.read_bytes()) if file.exists() else {}
+        for file in (folder / "model.safetensors.index.json", folder / "config.json")
+    )
     named = config.get("transformers_weights") or "model.safetensors"
     for file in {str(f) for f in (named, *index.get("weight_map", {}).values())}:
         elsewhere = any(c in file for c in "/\\:")  # Windows has three ways into another folder

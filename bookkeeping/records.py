@@ -65,8 +65,9 @@ def lines(path: Path) -> list[dict]:
     The run may still be going, or have been killed: an unfinished last line is left out.
     """
     *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    numbered = [(i, text) for i, text in enumerate(whole, 1) if text.strip()]
-    return [an_object(text, f"{path}, line {i},") for i, text in numbered]
+    return [
+        an_object(text, f"{path}, line {i},") for i, text in enumerate(whole, 1) if text.strip()
+    ]
 
 
 def answered(line: dict) -> list[int]:

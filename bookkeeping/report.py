@@ -190,7 +190,6 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
     parts = [f"{n} {value / 60:.1f}" for n, value in seconds.items() if value and n != "total"]
     # In turn, the trainer waits for everything but training.
     others = seconds.get("wait") or sum(seconds.get(part, 0.0) for part in SAMPLING)
-    tokens = [f"{count:,} {name}" for name, count in (summary.get("tokens") or {}).items()]
     pairs = {
         "environment": summary["env"],
         "trained on": summary.get("trained"),
@@ -204,7 +203,7 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
         else None,
         "machine": machine.get("device"),
         "peak memory": f"{peak:.2f} GB" if peak else None,
-        "tokens": ", ".join(tokens),
+        "tokens": ", ".join(f"{n:,} {name}" for name, n in (summary.get("tokens") or {}).items()),
         "state": None if "updates" in summary else "not finished: there is no summary.json yet",
     }
     return [[label, str(value)] for label, value in pairs.items() if value not in (None, "")]
@@ -220,8 +219,8 @@ def headline(evals: list[dict]) -> dict:
         shown = ", reward ".join(cell(name, values(e, name)) for name in names)
         cells.setdefault(called(e), {})[moment(e)] = shown
     rows = [[tasks, *(found.get(m, "") for m in moments)] for tasks, found in cells.items()]
-    what = "exact answers" if "exact" in names else "mean reward"
-    return section(f"Result: {what}", [], ["", *moments], rows)
+    title = "Result: exact answers" if "exact" in names else "Result: mean reward"
+    return section(title, [], ["", *moments], rows)
 
 
 def notes(summary: dict) -> list[str]:
@@ -326,8 +325,11 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
     """Development tasks: exact answers, mean reward. Updates: reward, length, signal, entropy."""
     each = points(lines, "reward", "reward_low", "reward_high")
     series = [rolling(lines), {"name": "each update", "points": each, "plain": True}]
-    moves = [b for a, b in zip(lines, lines[1:]) if a.get("level") != b.get("level")]
-    marks = [[line["update"], str(line["level"])] for line in moves]
+    marks = [
+        [line["update"], str(line["level"])]
+        for before, line in zip(lines, lines[1:])
+        if before.get("level") != line.get("level")
+    ]
     out = [
         *(chart(f"development, {g}", curves(evals, g), scale(g)[2]) for g in goals(evals)),
         chart("training reward", series, marks=marks),

@@ -169,8 +169,9 @@ class Run:
         for part, seconds in rollouts.seconds.items():
             line[f"seconds_{part}"] = seconds
             state.seconds[part] += seconds
-        played = [e for group in groups for e in group if e.stop_reason != "error"]
-        state.tokens["sampled"] += sum(e.reply_tokens for e in played)
+        state.tokens["sampled"] += sum(
+            e.reply_tokens for group in groups for e in group if e.stop_reason != "error"
+        )
         state.tokens["trained"] += stats["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
@@ -433,9 +434,7 @@ def finish_wandb(run, folder: Path, about: dict) -> None:
         said = "\n\n".join(f"{m['role']}: {m['content']}" for m in e["messages"])
         table.add_data(*(e[name] for name in columns), said)
     run.log({"update": about["updates"], "episodes": table}, step=about["updates"])
-    pages = wandb.Artifact(f"report-{run.id}", "report")
-    pages.add_file(str(folder / "report.html"))
-    run.log_artifact(pages)
+    run.log_artifact(str(folder / "report.html"), name=f"report-{run.id}", type="report")
     run.summary.update(
         {
             name: about[name]
@@ -456,6 +455,13 @@ def may_fail():
 
 
 if __name__ == "__main__":
-    line = {"update": 1, "reward": 0.25, "reward_low": 0.1, "reward_high": 0.4, "exact": 0.25}
-    line |= {"reply_tokens": 120.5, "groups_with_signal": 0.5}
+    line = {
+        "update": 1,
+        "reward": 0.25,
+        "reward_low": 0.1,
+        "reward_high": 0.4,
+        "exact": 0.25,
+        "reply_tokens": 120.5,
+        "groups_with_signal": 0.5,
+    }
     print(one_line(line | {f"seconds_{part}": 0.1 for part in SECONDS}))

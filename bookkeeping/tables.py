@@ -122,8 +122,11 @@ def values(e: dict, name: str) -> np.ndarray:
 
 def measures(*evals: dict) -> list[str]:
     """The measures that all of these evaluations have, in the tables' order."""
-    names = dict.fromkeys([*NAMES, *evals[0]])
-    return [name for name in names if all(isinstance(e.get(name), list) for e in evals)]
+    return [
+        name
+        for name in dict.fromkeys([*NAMES, *evals[0]])
+        if all(isinstance(e.get(name), list) for e in evals)
+    ]
 
 
 def average(v: np.ndarray) -> metrics.Interval:
