@@ -51,6 +51,15 @@ PRINTED = (
 WANDB_EPISODES = 500  # in wandb's table; episodes.jsonl has more
 
 
+@contextmanager
+def may_fail():
+    """Print a failure, and let the run go on: wandb's process may have died."""
+    try:
+        yield
+    except Exception as error:
+        tqdm.write(f"wandb failed ({error}); the run's own logs go on")
+
+
 @dataclass
 class State:
     """What a resumed run needs besides weights, optimizer and logs: checkpoint/state.json."""
@@ -240,10 +249,10 @@ class Run:
         self.to_wandb({"update": self.state.updates, **means})
         self.tell(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
 
+    @may_fail()
     def to_wandb(self, line: dict) -> None:
         if self.wandb:
-            with may_fail():
-                self.wandb.log(line, step=line["update"])
+            self.wandb.log(line, step=line["update"])
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
@@ -293,8 +302,7 @@ class Run:
         records.write_json(self.folder / "summary.json", about)
         report.write(self.folder)
         if self.wandb:
-            with may_fail():
-                finish_wandb(self.wandb, self.folder, about)
+            finish_wandb(self.wandb, self.folder, about)
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         print(
             f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png\n"
@@ -346,7 +354,10 @@ def one_line(line: dict) -> str:
 
 
 def hear_signals(stopping: Event) -> None:
-    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now."""
+    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now.
+
+    The handler must not hold the Run, or the folder's lock would outlive it.
+    """
 
     def stop_soon(signum, frame):
         # torchrun passes on what the terminal has already sent: there the second may be the first.
@@ -384,6 +395,7 @@ def machine(policy) -> dict:
     }
 
 
+@may_fail()
 def open_wandb(cfg, folder: Path):
     """wandb's run for this folder, or None. It never asks, and never stops a run.
 
@@ -393,37 +405,37 @@ def open_wandb(cfg, folder: Path):
     """
     if not cfg.wandb:
         return None
-    with may_fail():
-        import wandb
+    import wandb
 
-        kept = folder / "wandb_id"
-        if not kept.exists():
-            records.write_whole(kept, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
-        # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
-        os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
-        mode = "online" if wandb.login(prompt=False) else "offline"
-        mode = os.environ.get("WANDB_MODE") or mode
-        # uploads wait in the run folder, and not in the user's home
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
-        if mode == "offline":
-            print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
-        run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "picoswarm",
-            name=os.environ.get("WANDB_NAME") or folder.name,
-            dir=str(folder),
-            mode=mode,
-            id=kept.read_text(encoding="utf-8"),
-            resume="allow",
-            config=asdict(cfg),
-            settings=wandb.Settings(silent=True, console="off"),
-        )
-        # wandb may renumber its own steps when a resumed run is synced
-        run.define_metric("*", step_metric="update")
-        if mode == "online":
-            print(f"wandb: {run.url}")
-        return run
+    kept = folder / "wandb_id"
+    if not kept.exists():
+        records.write_whole(kept, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
+    # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
+    os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
+    mode = "online" if wandb.login(prompt=False) else "offline"
+    mode = os.environ.get("WANDB_MODE") or mode
+    # uploads wait in the run folder, and not in the user's home
+    os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
+    if mode == "offline":
+        print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or "picoswarm",
+        name=os.environ.get("WANDB_NAME") or folder.name,
+        dir=str(folder),
+        mode=mode,
+        id=kept.read_text(encoding="utf-8"),
+        resume="allow",
+        config=asdict(cfg),
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    # wandb may renumber its own steps when a resumed run is synced
+    run.define_metric("*", step_metric="update")
+    if mode == "online":
+        print(f"wandb: {run.url}")
+    return run
 
 
+@may_fail()
 def finish_wandb(run, folder: Path, about: dict) -> None:
     """The final numbers, the newest episodes as a table, and the report as an artifact."""
     import wandb
@@ -443,15 +455,6 @@ def finish_wandb(run, folder: Path, about: dict) -> None:
         }
     )
     run.finish()
-
-
-@contextmanager
-def may_fail():
-    """Print a failure, and let the run go on: wandb's process may have died."""
-    try:
-        yield
-    except Exception as error:
-        tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
 
 if __name__ == "__main__":
