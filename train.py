@@ -61,7 +61,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate(cfg, run, policy, rollouts, "before")
-        # guarded: an environment that raises or hangs ends its episode, not the run
+        # guarded: if your own environment raises or hangs, only that episode is lost
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
         # paused: the sampler lends its memory to the trainer
         with run.clock("sft"), rollouts.paused(), policy.learning():
@@ -196,8 +196,8 @@ def main() -> None:
         # Refuse what cannot work, before a model is loaded. (With --resume, open_run
         # checks the flags together with those of the run's folder.)
         if not cfg.resume and parallel.rank() == 0:
-            refusals.tell_unread(cfg, user_flags)
             refusals.check(cfg)
+            refusals.tell_unread(cfg, user_flags)
             preflight(cfg)
         if cfg.probe and not cfg.resume:
             probe(cfg, user_flags)

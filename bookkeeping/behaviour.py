@@ -2,8 +2,8 @@
 
     python -m bookkeeping.report runs/NAME              step 0, after SFT, against the end
 
-    evals.jsonl -> averages with paired differences and tails, rows per scenario, tool use over
-                   time, the best episode -> sections (bookkeeping/tables.py)
+    evals.jsonl -> averages with paired differences and tails, rows per scenario, the best
+                   episode -> sections (bookkeeping/tables.py)
 
 Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for both. The
 p-value of a difference comes from flipping the signs of the scenarios' differences: if nothing
@@ -49,12 +49,12 @@ def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
     Empty while there is only one.
     """
     during = [e for e in evals if e["trained"] and e["stage"] != "eval_only"]
-    # Cut to the scenarios with a result in all of them; these are counted from 0.
-    mine = records.same_tasks(*during) if during else []
-    if len(mine) < 2:
+    if len(during) < 2:
         return []
-    a, b = next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1]
-    return [averages(a, b), by_scenario(a, b), tool_use(mine), best_episode(a, b, episodes)]
+    first = next((e for e in during[:-1] if e["stage"] == "after_sft"), during[0])
+    # Cut to the scenarios with a result in both; these are counted from 0.
+    a, b = records.same_tasks(first, during[-1])
+    return [averages(a, b), by_scenario(a, b), best_episode(a, b, episodes)]
 
 
 # ------------------------------------------------------------------------------------ what changed
@@ -87,9 +87,18 @@ def averages(a: dict, b: dict) -> dict:
         difference = gain.text(digits, factor, sign="+") + " points" * (unit == "%")
         direction = "up" if gain.mean > 0 else "down"
         clearly = direction if row["corrected"] < 0.05 else "cannot tell"
-        found = [cell(name, row["a"]), cell(name, row["b"]), difference]
-        told = [compare.small(row["corrected"]), clearly, tails(name, row["a"])]
-        table.append([label(name), *found, *told, tails(name, row["b"])])
+        table.append(
+            [
+                label(name),
+                cell(name, row["a"]),
+                cell(name, row["b"]),
+                difference,
+                compare.small(row["corrected"]),
+                clearly,
+                tails(name, row["a"]),
+                tails(name, row["b"]),
+            ]
+        )
     differ = {row["name"] for row in rows}
     same = [label(name) for name in measures(a, b) if name not in differ]
     text = [
@@ -99,8 +108,16 @@ def averages(a: dict, b: dict) -> dict:
         "the most, over the scenarios.",
         f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
     ]
-    head = ["", moment(a), moment(b), "difference", "p corrected", "clearly"]
-    head += [f"tails, {moment(e)}" for e in (a, b)]
+    head = [
+        "",
+        moment(a),
+        moment(b),
+        "difference",
+        "p corrected",
+        "clearly",
+        f"tails, {moment(a)}",
+        f"tails, {moment(b)}",
+    ]
     return section(f"Behaviour: {moment(a)} → {moment(b)}", text, head, table)
 
 
@@ -113,32 +130,11 @@ def by_scenario(a: dict, b: dict) -> dict:
     names, n = [name for name in BY_SCENARIO if name in measures(a, b)], len(b["reward"])
     cell = lambda name, i: f"{values(a, name)[i]:.3g} → {values(b, name)[i]:.3g}"
     rows = [[str(i), *(cell(name, i) for name in names)] for i in range(min(SHOWN, n))]
-    first = f"the first {len(rows)} of {n} scenarios, one greedy episode each."
-    text = [f"{moment(a)} → {moment(b)}, {first}"]
+    text = [
+        f"{moment(a)} → {moment(b)}, the first {len(rows)} of {n} scenarios, one greedy episode "
+        "each."
+    ]
     return section("Scenario by scenario", text, ["scenario", *map(label, names)], rows)
-
-
-def tool_shares(e: dict) -> dict:
-    """{tool: [n] its share of an episode's turns} of an evaluation, errors and passing last."""
-    used = {name.removeprefix("used_"): values(e, name) for name in e if name.startswith("used_")}
-    errors, calls = values(e, "error_rate"), np.maximum(sum(used.values()), 1)
-    shares = {name: (1 - errors) * n / calls for name, n in used.items()}
-    passed = shares.pop("pass_turn")
-    return shares | {"errors": errors, "pass_turn": passed}
-
-
-def tool_use(evals: list[dict]) -> dict:
-    """What the turns of every evaluation were used for."""
-    shares, n = [tool_shares(e) for e in evals], len(evals[0]["reward"])
-    text = (
-        "Each tool's share of the turns that an episode took, in %, successful calls only; mean "
-        f"over the same {n} scenarios with its 95% interval. "
-        "pass_turn includes turns without a call; a tool without a column was never used."
-    )
-    used = [tool for tool in shares[0] if any(s[tool].any() for s in shares)]
-    percent = lambda share: metrics.mean(share).text(0, 100)
-    rows = [[moment(e), *(percent(s[tool]) for tool in used)] for e, s in zip(evals, shares)]
-    return section("Tool use, over time", [text], ["", *used], rows)
 
 
 # ------------------------------------------------------------------------------- the best episode
@@ -156,9 +152,15 @@ def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
     for name in (name for name in measures(b) if name in NAMES and np.nanstd(values(b, name))):
         v = values(b, name)
         pays = stats.spearmanr(v, reward, nan_policy="omit")
-        distance = f"{(v[best] - np.nanmean(v)) / np.nanstd(v, ddof=1):+.1f}"
-        told = f"{pays.statistic:+.2f} (p {compare.small(pays.pvalue)})"
-        rows.append([NAMES[name], number(name, v[best]), cell(name, v), distance, told])
+        rows.append(
+            [
+                NAMES[name],
+                number(name, v[best]),
+                cell(name, v),
+                f"{(v[best] - np.nanmean(v)) / np.nanstd(v, ddof=1):+.1f}",
+                f"{pays.statistic:+.2f} (p {compare.small(pays.pvalue)})",
+            ]
+        )
     text = [
         f"Scenario {best} earned {reward[best]:.3f}, the most of {n}, {moment(b)}; "
         f"the same scenario {moment(a)}: {a['reward'][best]:.3f}. "
@@ -166,8 +168,13 @@ def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
         "The most of many is luck as well, of the scenario above all: an idea to test, not a "
         "result. report.html has its calls.",
     ]
-    distance = "standard deviations from it"
-    head = ["", "this episode", f"mean of the {n}", distance, "rank correlation with reward"]
+    head = [
+        "",
+        "this episode",
+        f"mean of the {n}",
+        "standard deviations from it",
+        "rank correlation with reward",
+    ]
     at = ("eval", b["update"], b["stage"])
     mine = [i for i, e in enumerate(episodes) if (e["source"], e["update"], e["stage"]) == at]
     # evals.jsonl is rounded
@@ -185,7 +192,6 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
             tool, arguments, calls = read_call(m["content"], "0.2")
         except Refused:
             tool, arguments, calls = "(a call that cannot be read)", {}, 1
-        answer = after["content"].split("\n")[0]
-        call = brief(Turn(0, tool, arguments, True, "", calls))
-        out.append((call, answer.removeprefix("# ").removeprefix("result: ")))
+        answer = after["content"].split("\n")[0].removeprefix("# ").removeprefix("result: ")
+        out.append((brief(Turn(0, tool, arguments, True, "", calls)), answer))
     return out

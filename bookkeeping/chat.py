@@ -28,7 +28,14 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 </tool_call>"""
 # Stands for any message: its quotes and line end show whether a template writes it as JSON.
 MARK = 'a "mark"\nof two lines'
-A_TOOL = {"name": "look_up", "description": "find a word", "parameters": {"type": "object"}}
+A_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "find a word",
+        "parameters": {"type": "object"},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,7 @@ def render_marks(tokenizer, template: str) -> Template:
     last = text(ask, said("assistant"), prompt=False).partition(MARK)[2]
     between = text(ask, said("assistant"), ask).partition(MARK)[2]
     ends = [end_of_turn(tokenizer, after)[1] for after in (last, between)]
-    tools = [{"type": "function", "function": A_TOOL}]
-    told = text(ask, said("assistant"), said("tool"), tools=tools)
+    told = text(ask, said("assistant"), said("tool"), tools=[A_TOOL])
     # The form in which the environments read a call; they do not read others.
     needed = ("look_up", "<tool_call>", '"arguments"', MARK)
     days = {text(ask, today=day) for day in ("2001-02-03", "2004-05-06")}
@@ -147,8 +153,7 @@ def without_start(reply: str, begun: str) -> str:
         return reply
     if not reply.startswith("<think>"):
         reply = f"<think>\n\n</think>\n\n{reply}"
-    inside = reply.removeprefix("<think>")
-    return inside.removeprefix(begun.removeprefix("<think>"))
+    return reply.removeprefix("<think>").removeprefix(begun.removeprefix("<think>"))
 
 
 def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict]:

@@ -44,8 +44,6 @@ from tyro.conf import Positional
 
 import metrics
 from bookkeeping import records, tables
-from bookkeeping.records import clean
-from metrics import Interval
 
 EQUAL = 0.05  # two arms are equal if the 95% interval reaches no further than this to either side
 PARTS = ("payoff", "reputation", "quality", "diversity")  # of the swarm's reward
@@ -98,17 +96,16 @@ class Arm:
 
 def read(folder: Path) -> Run:
     """A finished run. ValueError with one sentence if the folder is not one."""
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
-    config = records.record(folder / "config.json")
-    evals = clean(records.lines(folder / "evals.jsonl"))
+    config = records.clean(records.config_of(folder))
+    evals = records.clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
     if not final or not (folder / "summary.json").exists():
-        cure = f"go on with python train.py --resume {folder}"
-        raise ValueError(f"{folder}: the run has not finished; {cure}")
+        raise ValueError(
+            f"{folder}: the run has not finished; go on with python train.py --resume {folder}"
+        )
     machine = records.record(folder / "summary.json").get("machine", {})
     config["environment_code"] = machine.get("environment_code")
-    return Run(clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
+    return Run(records.clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
 
 
 def group(runs: list[Run]) -> list[Arm]:
@@ -185,7 +182,7 @@ def small(p: float) -> str:
 
 def by_variance(
     estimate: float, parts: list[tuple[float, float]], n: int, ends=(-1.0, 1.0), level=0.95
-) -> tuple[Interval, float]:
+) -> tuple[metrics.Interval, float]:
     """Student's interval of an estimate, and the p that it is 0.
 
     parts: (variance, degrees of freedom), which add up (Satterthwaite 1946). ends: the range that
@@ -198,7 +195,7 @@ def by_variance(
     freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
     reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
-    return Interval(estimate, estimate - reach, estimate + reach, n), p
+    return metrics.Interval(estimate, estimate - reach, estimate + reach, n), p
 
 
 def variance_of_mean(values: np.ndarray) -> tuple[float, int]:
@@ -207,7 +204,7 @@ def variance_of_mean(values: np.ndarray) -> tuple[float, int]:
     return (float(np.var(values, ddof=1) / n) if n > 1 else 0.0), n - 1
 
 
-def differ(a: np.ndarray, b: np.ndarray) -> tuple[Interval, float, str]:
+def differ(a: np.ndarray, b: np.ndarray) -> tuple[metrics.Interval, float, str]:
     """a, b [seeds, tasks] of the same tasks -> (a - b, paired by task; p; what both cover)."""
     x, y = a.mean(axis=0), b.mean(axis=0)  # [tasks] each
     if min(len(a), len(b)) == 1:
@@ -216,7 +213,7 @@ def differ(a: np.ndarray, b: np.ndarray) -> tuple[Interval, float, str]:
     return *by_variance(float(x.mean() - y.mean()), parts, len(x)), "seeds and tasks"
 
 
-def final_mean(arm: Arm, tasks: str, what: str) -> Interval | None:
+def final_mean(arm: Arm, tasks: str, what: str) -> metrics.Interval | None:
     """An arm's final mean: over tasks with one seed, over seeds and tasks with more.
 
     None if some run was not evaluated on them.
@@ -263,8 +260,18 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
     rows = []
     for what in measures:
         difference, p, over = differ(*(table(lines, what) for lines in found))
-        row = {"a": a, "b": b, "tasks": tasks, "what": what, "trained": lines[0]["trained"]}
-        rows.append(row | {"difference": difference, "p": p, "over": over})
+        rows.append(
+            {
+                "a": a,
+                "b": b,
+                "tasks": tasks,
+                "what": what,
+                "trained": lines[0]["trained"],
+                "difference": difference,
+                "p": p,
+                "over": over,
+            }
+        )
     return rows
 
 
@@ -285,23 +292,50 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     what = "exact" if all("exact" in line for line in lines.values()) else "reward"
     members, verdicts = [], []
     for arm in arms:
-        names = ", ".join(run.name for run in arm.runs.values())
         means = [final_mean(arm, tasks, what) for tasks in lines]
-        cells = [mean.text(*tables.scale(what)) if mean else "" for mean in means]
-        seeds = ", ".join(map(str, arm.runs))
-        members.append([f"**{arm.letter}**", arm.label, seeds, names, *cells])
+        members.append(
+            [
+                f"**{arm.letter}**",
+                arm.label,
+                ", ".join(map(str, arm.runs)),
+                ", ".join(run.name for run in arm.runs.values()),
+                *(mean.text(*tables.scale(what)) if mean else "" for mean in means),
+            ]
+        )
     for row in rows:
         digits, scale, _ = tables.scale(row["what"])
-        difference = row["difference"].text(digits, scale, sign="+")
-        about = [tables.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}"]
-        told = [small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**"]
-        verdicts.append([*about, difference, row["over"], str(row["difference"].n), *told])
+        verdicts.append(
+            [
+                tables.called(row),
+                row["what"],
+                f"{row['a'].letter} − {row['b'].letter}",
+                row["difference"].text(digits, scale, sign="+"),
+                row["over"],
+                str(row["difference"].n),
+                small(row["p"]),
+                small(row["corrected"]),
+                f"**{row['verdict']}**",
+            ]
+        )
     measure = "Exactly right" if what == "exact" else "Mean reward"
-    over = f"{measure} at the end, with 95% intervals (over tasks; over seeds too if several)."
-    head = ["tasks", "measure", "arms", "difference", "varies in the interval", "n tasks"]
-    head += ["p", "p corrected", "verdict"]
+    head = [
+        "tasks",
+        "measure",
+        "arms",
+        "difference",
+        "varies in the interval",
+        "n tasks",
+        "p",
+        "p corrected",
+        "verdict",
+    ]
     page = [
-        tables.section("Arms", [over], ["", "arm", "seeds", "runs", *lines], members),
+        tables.section(
+            "Arms",
+            [f"{measure} at the end, with 95% intervals (over tasks; over seeds too if several)."],
+            ["", "arm", "seeds", "runs", *lines],
+            members,
+        ),
         tables.section("Verdicts", [SENTENCE if rows else NOTHING], head, verdicts),
     ]
     return f"# Arms: {len(arms)}\n\n{tables.markdown(page)}\n![compare](compare.png)\n"

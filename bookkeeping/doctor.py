@@ -57,7 +57,6 @@ import json
 import math
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import chain
 from operator import ge, gt, le
 from pathlib import Path
@@ -66,7 +65,6 @@ import numpy as np
 
 import metrics
 from bookkeeping import logs, records
-from bookkeeping.records import printable
 
 START = 5  # updates that count as the start of a run
 FEWEST = 10  # updates; fewer say too little
@@ -287,11 +285,10 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     groups have a signal, zeros are no surprise. Nor are they if all replies were cut short and left
     out of the loss (TRL's mask_truncated_completions).
     """
-    few = last(lines, "groups_with_signal", n).mean() <= FEW
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
     left_out = last(lines, "truncated", n).min() >= 0.95 and not same
-    no_wonder = quiet(lines, n) or few or left_out
-    if last(lines, "grad_norm", n).max() <= 1e-8 and not no_wonder:
+    few = quiet(lines, n) or last(lines, "groups_with_signal", n).mean() <= FEW
+    if last(lines, "grad_norm", n).max() <= 1e-8 and not (few or left_out):
         told = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": told}
 
@@ -406,8 +403,9 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
     because it compares with the policy at the start of the update.
     """
     trained = [line for line in lines if "mismatch" in line]  # not in an update without a signal
-    columns = ("mismatch", "off_policy_steps", "ratio", "twice")
-    gap, age, ratio, twice = (last(trained, name, n) for name in columns)
+    gap, age, ratio, twice = (
+        last(trained, name, n) for name in ("mismatch", "off_policy_steps", "ratio", "twice")
+    )
     allowed = lines[-1].get("rounding", 0.03)
     old = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
     if old and np.abs(ratio - 1).max() <= 1e-6:
@@ -520,8 +518,10 @@ def went(before: dict, after: dict, name: str) -> tuple[float, str]:
     if abs(now.mean() - was.mean()) < 0.01 * abs(was.mean()):
         errors = 0.0
     what = {"exact": "exact answers", "reward": "the mean reward"}.get(name, name)
-    gain = f"{metrics.gain(was, now).signed()}, n={len(now)}, paired"
-    return errors, f"{what} went from {was.mean():.3f} to {now.mean():.3f}, {gain}"
+    return errors, (
+        f"{what} went from {was.mean():.3f} to {now.mean():.3f}, "
+        f"{metrics.gain(was, now).signed()}, n={len(now)}, paired"
+    )
 
 
 def after_sft(evals: Lines) -> Found | None:
@@ -605,8 +605,7 @@ def entropy_collapse(lines: Lines) -> Found | None:
     end, here = last(lines, "entropy", START), at_level(lines)
     was, now, _, errors = rise(every(here, "reward"))
     learns = solved(here) or last(lines, "groups_with_signal", START).mean() > 0.3
-    low = min(0.1 * first, 0.3)
-    if end.max() <= max(low, SPENT) and errors <= MEASURABLE and not learns:
+    if end.max() <= max(min(0.1 * first, 0.3), SPENT) and errors <= MEASURABLE and not learns:
         return {
             "entropy collapse": f"the entropy of a token was {first:.3g} nats and is "
             f"{end.mean():.3g}, and the reward went from {was:.2f} to {now:.2f}"
@@ -695,8 +694,8 @@ def of_ours(folder: Path) -> logs.Log:
     looked = {column for illness in ILLNESSES.values() for column in illness["columns"]}
     lines = [{name: v for name, v in line.items() if v is not None} for line in lines]
     seen = {name: name for name in looked if any(name in line for line in lines)}
-    sft_steps = records.read(folder / "config.json")["sft_steps"]
-    return logs.Log(OURS, lines, seen, [], [str(folder)], of_run(evals, sft_steps))
+    evals = of_run(evals, records.config_of(folder)["sft_steps"])
+    return logs.Log(OURS, lines, seen, [], [str(folder)], evals)
 
 
 def answer(log: logs.Log) -> dict:
@@ -707,20 +706,20 @@ def answer(log: logs.Log) -> dict:
     told = []
     for name, (step, seen) in found.items():
         illness = ILLNESSES[name]
-        columns = [log.theirs[c] for c in (*illness["columns"], "goal") if c in log.theirs]
         told.append(
             {
                 "name": name,
                 "step": step,
                 "seen": seen,
-                "columns": columns,
+                "columns": [
+                    log.theirs[c] for c in (*illness["columns"], "goal") if c in log.theirs
+                ],
                 "causes": illness["causes"],
                 "cure": cure(name, log.framework),
                 "journal": f"{JOURNAL}#{illness['journal']}" if "journal" in illness else "",
             }
         )
     steps = [line["update"] for line in log.lines]
-    unlogged = logs.UNLOGGED.get(log.framework, {})
     return {
         "files": log.files,
         "framework": log.framework,
@@ -728,7 +727,11 @@ def answer(log: logs.Log) -> dict:
         "rows": len(steps),
         "columns": log.theirs,
         "notes": log.notes,
-        "not_logged": {name: how for name, how in unlogged.items() if name not in log.theirs},
+        "not_logged": {
+            name: how
+            for name, how in logs.UNLOGGED.get(log.framework, {}).items()
+            if name not in log.theirs
+        },
         "symptoms": told,
         "nothing_found": "" if found else nothing_found(log),
     }
@@ -774,7 +777,7 @@ def text(found: dict) -> str:
     out += ["", found["nothing_found"]] if found["nothing_found"] else []
     out += ["", "could not be looked at, because this log has no:"] if found["not_logged"] else []
     out += [f"  {column}: {how}" for column, how in found["not_logged"].items()]
-    return "\n".join(map(printable, out))
+    return "\n".join(map(records.printable, out))
 
 
 def command() -> None:
@@ -793,11 +796,8 @@ def command() -> None:
             found = answer(reader(given.path))
     except SystemExit as unreadable:
         found = {"error": str(unreadable)}
-    except ModuleNotFoundError as missing:  # picoswarm[doctor] has no scipy: it is for others' logs
-        found = {"error": f"evaluations need {missing.name}; pip install {missing.name}"}
     said = json.dumps(found, indent=1) if given.json else found.get("error") or text(found)
-    with suppress(BrokenPipeError):  # ... | head
-        print(said, flush=True)
+    print(said)
     raise SystemExit(2 if "error" in found else bool(found["symptoms"]))
 
 

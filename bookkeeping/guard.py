@@ -6,6 +6,10 @@ it, checks each answer against ANSWERS, and turns every failure into rollout.Env
 one line that says what happened and where. `preflight` plays the environment through the same
 wrapper before a model is loaded; there a failure ends the command.
 
+Our own three are played without it. Any string is a legal reply to them, and tests/test_hostile.py
+plays them through the wrapper to show it. So if you edit one of them and make a mistake, the run
+ends with a traceback.
+
 A known failure ends a run with one sentence and no traceback: `one_sentence`.
 
 Run me: `python -m bookkeeping.guard` calls an environment that hangs.
@@ -30,8 +34,6 @@ from bookkeeping.records import printable
 from fast import machine
 from fast.ahead import SECONDS
 from fast.batches import COLUMNS
-from fast.machine import CannotGoOn, Hung, out_of_memory
-from rollout import EnvironmentFailed
 from settings import (
     DEV_SEEDS,
     SFT_SEEDS,
@@ -43,14 +45,12 @@ from settings import (
     task_seeds,
 )
 
-# What a call of an environment may raise. If an environment executes replies, a policy that writes
-# exit() must not end the run; Ctrl-C still does.
-ENDS = (Exception, Hung, SystemExit, CancelledError)
 # For one call of an environment. An environment that needs more (a judge over the network) has its
 # own attribute `seconds`.
 ENV_SECONDS = 60.0
 MOST_TURNS = 100  # in an episode that preflight plays
 ROLES = ("system", "user", "assistant", "tool")  # templates leave out messages with other roles
+OURS = ("env_letters", "env_alphabet", "env_swarm")  # modules whose environments need no guard
 
 # Columns of the logs: an entry of a score with such a name would overwrite them.
 TAKEN = {*COLUMNS, *(f"seconds_{part}" for part in SECONDS)} | {
@@ -95,9 +95,8 @@ def answer_of(found) -> tuple[list[dict], bool]:
 
 
 def numbers_of(found) -> dict[str, float]:
-    marks = {name: float(value) for name, value in dict(found).items()}
-    named = all(isinstance(name, str) for name in marks)
-    if not (named and math.isfinite(marks["reward"]) and TAKEN.isdisjoint(marks)):
+    marks = {text_of(name): float(value) for name, value in dict(found).items()}
+    if not (math.isfinite(marks["reward"]) and TAKEN.isdisjoint(marks)):
         raise ValueError
     return marks
 
@@ -123,7 +122,7 @@ ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answ
 class Guarded:
     """An environment whose methods raise only `failure`, with one line that says what and where."""
 
-    def __init__(self, env, failure: type = EnvironmentFailed):
+    def __init__(self, env, failure: type = rollout.EnvironmentFailed):
         self.env, self.failure = env, failure
 
     def __getattr__(self, name: str):
@@ -136,20 +135,23 @@ class Guarded:
         try:
             seconds = getattr(self.env, "seconds", ENV_SECONDS)
             found = machine.in_time(seconds, getattr(self.env, method), *given)
-        except ENDS as error:
+        except (Exception, machine.Hung, SystemExit, CancelledError) as error:
+            # It may execute replies, and a policy may write exit(). Ctrl-C still ends the run.
             raise self.failure(told(error)) from None
         try:
             return read(found)
         except Exception:
             if isinstance(found, dict) and (taken := TAKEN & found.keys()):
                 right = f"a dict without {min(taken)!r}, which is a column of the logs: rename it"
-            said = f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
-            raise self.failure(said) from None
+            raise self.failure(
+                f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
+            ) from None
 
 
-def guarded(make_env: Callable, *given) -> Guarded:
-    """make_env(*given), wrapped. partial(guarded, make_env, …) can be pickled."""
-    return Guarded(make_env(*given))
+def guarded(make_env: Callable, *given):
+    """make_env(*given), wrapped unless it is ours. partial(guarded, make_env, …) can be pickled."""
+    env = make_env(*given)
+    return env if type(env).__module__ in OURS else Guarded(env)
 
 
 def told(error: BaseException) -> str:
@@ -281,9 +283,9 @@ def with_place(error: Exception) -> str:
 
 # (is it this one?, what went wrong, what to do with a checkpoint, and without one)
 KNOWN = (
-    (lambda error: isinstance(error, ValueError | CannotGoOn), with_place, "", ""),
+    (lambda error: isinstance(error, ValueError | machine.CannotGoOn), with_place, "", ""),
     (
-        out_of_memory,
+        machine.out_of_memory,
         lambda error: f"out of GPU memory ({(str(error).splitlines() or [''])[0]})",
         "; the last checkpoint is kept: --resume it with a lower --micro-tokens, or start again "
         "with --gradient-checkpointing",
@@ -333,5 +335,5 @@ if __name__ == "__main__":
     bad = Guarded(SimpleNamespace(seconds=0.2, reset=time.sleep))
     try:
         bad.reset(1)
-    except EnvironmentFailed as failed:
+    except rollout.EnvironmentFailed as failed:
         print("an environment that hangs costs its episode, not the run:", failed)

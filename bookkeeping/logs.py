@@ -21,8 +21,6 @@ Run me: `python -m bookkeeping.logs` reads two made-up rows.
 import csv
 import math
 import re
-from bisect import bisect_left
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -197,7 +195,8 @@ def read(path: Path) -> Log:
         if file.stat().st_size > MOST_BYTES:
             raise ValueError(f"{file} has more than {MOST_BYTES >> 20} MiB; give its beginning")
         data = file.read_bytes()
-        coding = "utf-16" if data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8"  # PowerShell's >
+        # The marks of UTF-16, which PowerShell's > writes
+        coding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         text += data.decode(coding, errors="replace") + "\n"
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # without colours
     log = collect(rows_of(plain.replace("\r", "\n")))
@@ -359,7 +358,7 @@ def counted(rows: list[Row]) -> list[Row]:
             continue
         epoch = row.get("epoch", epochs[-1] if epochs else 0.0)
         if epochs and epoch < epochs[-1]:
-            del epochs[bisect_left(epochs, epoch) :]
+            epochs = [earlier for earlier in epochs if earlier < epoch]
         if "eval_reward" not in row:
             epochs.append(epoch)
         row["step"] = float(max(len(epochs), 1))

@@ -32,11 +32,15 @@ def load_checked(name: str, device: str, frozen: bool) -> tuple:
     ours = name.startswith(("runs/", "models/"))  # if not there, mistyped: not a hub id
     if not Path(name).exists() and (ours or name.count("/") != 1):
         raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
-    safe = {"trust_remote_code": False}
     try:
         refuse_pickles(Path(name))
-        tokenizer = AutoTokenizer.from_pretrained(name, **safe)
-        load = partial(AutoModelForCausalLM.from_pretrained, name, use_safetensors=True, **safe)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        load = partial(
+            AutoModelForCausalLM.from_pretrained,
+            name,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
         lm = load(dtype=torch.bfloat16 if narrow else torch.float32)
         if narrow and not in_bfloat16(on, lm.num_parameters()):
             lm = load(dtype=torch.float32)  # its size is known only now
@@ -57,8 +61,10 @@ def refuse_pickles(folder: Path) -> None:
 
     transformers' use_safetensors is not enough: it checks the name of one file only.
     """
-    files = [folder / name for name in ("model.safetensors.index.json", "config.json")]
-    index, config = (json.loads(f.read_bytes()) if f.exists() else {} for f in files)
+    index, config = (
+        json.loads(file.read_bytes()) if file.exists() else {}
+        for file in (folder / "model.safetensors.index.json", folder / "config.json")
+    )
     named = config.get("transformers_weights") or "model.safetensors"
     for file in {str(f) for f in (named, *index.get("weight_map", {}).values())}:
         elsewhere = any(c in file for c in "/\\:")  # Windows has three ways into another folder
@@ -86,8 +92,10 @@ def find_stops(tokenizer, lm: torch.nn.Module) -> frozenset[int]:
 
 def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
     """ValueError if it cannot write replies, has tokens that the model lacks, or a bad template."""
-    probe = 'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
-    probe += "Mary Ann O'Neil // new name! 456789"  # the characters of replies in our environments
+    probe = (  # the characters of replies in our environments
+        'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
+        "Mary Ann O'Neil // new name! 456789"
+    )
     ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=False)
     if "".join(back.split()) != "".join(probe.split()):  # good tokenizers may differ in spaces
@@ -101,9 +109,10 @@ def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
             f"its tokenizer has a token {last} and the model embeds {rows}; the two do not belong "
             "together"
         )
-    hello = [{"role": "user", "content": "?"}]
     try:
-        tokenizer.apply_chat_template(hello, add_generation_prompt=True, tokenize=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+        )
     except Exception as error:  # a template is a program in a sandbox, and may raise anything
         raise ValueError(
             f"it has no chat template, or one that fails ({first_line(error)[:120]}); mend "
@@ -129,11 +138,15 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     whose steps are dominated by the time it takes to start each operation; else the CPU. SystemExit
     if there is no such device.
     """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+        "meta": True,  # it holds no numbers: tests plan on it
+    }
     if device == "auto":
-        alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
-        on_mac = there["mps"] and n_parameters > FOR_MPS and alone
+        # gloo, which adds up gradients of several processes, cannot do so on MPS
+        on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
         return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
     kind, _, index = device.partition(":")
     in_range = not index or (index.isdigit() and int(index) < torch.cuda.device_count())

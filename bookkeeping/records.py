@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
-from tqdm import tqdm
-
 # Saved episodes may take so many bytes: a run of days would save gigabytes that nobody reads.
 MOST_BYTES = 64 * 2**20
 WINDOWS = os.name == "nt"
@@ -49,6 +47,13 @@ def read(path: Path) -> dict:
     return an_object(path.read_bytes(), str(path))
 
 
+def config_of(folder: Path) -> dict:
+    """A run's config.json; ValueError if there is none, so that this is no run folder."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
+    return read(folder / "config.json")
+
+
 def record(path: Path) -> dict:
     """config.json or summary.json, its text made safe."""
     return clean(read(path))
@@ -60,8 +65,9 @@ def lines(path: Path) -> list[dict]:
     The run may still be going, or have been killed: an unfinished last line is left out.
     """
     *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    numbered = [(i, text) for i, text in enumerate(whole, 1) if text.strip()]
-    return [an_object(text, f"{path}, line {i},") for i, text in numbered]
+    return [
+        an_object(text, f"{path}, line {i},") for i, text in enumerate(whole, 1) if text.strip()
+    ]
 
 
 def answered(line: dict) -> list[int]:
@@ -95,11 +101,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def quote(text: str) -> str:
-    """Safe for Markdown and a terminal: one line, printable, in backticks."""
-    return "`" + printable(" ".join(text.split())).replace("`", "'") + "`"
-
-
 def clean(x):
     """Safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell.
 
@@ -121,9 +122,9 @@ def foreign(folder):
     except (ValueError, OSError) as error:
         raise SystemExit(printable(str(error))) from None
     except NOT_OURS as error:
-        found = f"{type(error).__name__}: {ascii(str(error))[:100]}"
         raise SystemExit(
-            f"{folder} holds what no run writes ({found}); restore it, or give another"
+            f"{folder} holds what no run writes ({type(error).__name__}: "
+            f"{ascii(str(error))[:100]}); restore it, or give another"
         ) from None
 
 
@@ -132,12 +133,6 @@ def with_exact(evals: list[dict]) -> list[dict]:
     if not any("exact" in e for e in evals):
         return evals
     return [{"exact": [0.0] * len(e["reward"])} | e for e in evals]
-
-
-def before_last_level(lines: list[dict]) -> int:
-    """How many lines of metrics.jsonl come before the current level."""
-    others = (i for i, e in enumerate(lines, 1) if e.get("level") != lines[-1].get("level"))
-    return max(others, default=0)
 
 
 # ----------------------------------------------------------------------------------------- writing
@@ -156,7 +151,9 @@ def append(path: Path, record: dict) -> None:
 
 def say(folder: Path, text: str) -> None:
     """Print a line, and add it to the run's train.log."""
-    tqdm.write(text)
+    from tqdm import tqdm  # here, because the doctor may be installed without it
+
+    tqdm.write(text)  # above a progress bar
     with open(folder / "train.log", "a", encoding="utf-8") as f:
         f.write(text + "\n")
 
@@ -274,8 +271,10 @@ def broken(groups: list[list]) -> str:
     errors = [e.error for group in groups for e in group if e.stop_reason == "error"]
     if not errors:
         return ""
-    how_many = f"{len(errors)} of {sum(map(len, groups))} episodes"
-    return f"\n  {how_many} ended in an error and are left out: {errors[0]}"
+    return (
+        f"\n  {len(errors)} of {sum(map(len, groups))} episodes ended in an error and are left "
+        f"out: {errors[0]}"
+    )
 
 
 if __name__ == "__main__":

@@ -36,9 +36,6 @@ from settings import (
 )
 
 MOST_THREADS = 1024  # more is a typing error
-COUNTS = "num_tasks epochs eval_n eval_every save_every sft_examples sft_batch api_concurrency"
-FROM_ZERO = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads"
-POSITIVE = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
 
 
 def number(enough):
@@ -47,9 +44,21 @@ def number(enough):
 
 
 REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); {a flag's value}
-    (COUNTS, number(lambda x: x >= 1), "must be at least 1"),
-    (FROM_ZERO, number(lambda x: x >= 0), "must be at least 0"),
-    (POSITIVE, number(lambda x: 0 < x < math.inf), "must be positive, not inf"),
+    (
+        "num_tasks epochs eval_n eval_every save_every sft_examples sft_batch api_concurrency",
+        number(lambda x: x >= 1),
+        "must be at least 1",
+    ),
+    (
+        "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads",
+        number(lambda x: x >= 0),
+        "must be at least 0",
+    ),
+    (
+        "temperature lr sft_lr max_tokens micro_tokens lora_alpha",
+        number(lambda x: 0 < x < math.inf),
+        "must be positive, not inf",
+    ),
     ("threads", lambda c, x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
     ("today", lambda c, x: not re.fullmatch(r"(\d{4}-\d\d-\d\d)?", x), "give it as YYYY-MM-DD"),
     ("vllm_memory", lambda c, x: not 0 < x < 1, "must be a share of the card, between 0 and 1"),
@@ -149,7 +158,8 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ),
     (
         "eval_n sft_examples",
-        lambda c, x: x > most_tasks(c),
+        # by default every seed is another task
+        lambda c, x: x > (getattr(make_env(c, c.difficulty), "most_tasks", None) or math.inf),
         "the environment does not have that many different tasks; use fewer",
     ),
     (
@@ -185,11 +195,6 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
     raise ValueError(f"{option(flag)}{typed}: {why}")
 
 
-def most_tasks(cfg: Config) -> float:
-    """How many different tasks the environment has; by default every seed is another task."""
-    return getattr(make_env(cfg, cfg.difficulty), "most_tasks", None) or math.inf
-
-
 def is_stale(cfg: Config) -> bool:
     """Are some samples of an older policy, with only the loss's ratio to correct for it?"""
     return cfg.epochs > 1 or bool(cfg.async_rollouts and cfg.importance == "clip")
@@ -213,8 +218,12 @@ def check_env(cfg: Config) -> None:
         classes = ", ".join(re.findall(r"^class (\w+)", text, re.M)) or "none"
         refuse(cfg, "env", f"give FILE.py:CLASS; its classes are {classes}")
     if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
-        others = "letters, alphabet, swarm, jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
-        refuse(cfg, "env", f"there is no such environment; choose {others}")
+        refuse(
+            cfg,
+            "env",
+            "there is no such environment; choose letters, alphabet, swarm, jsonl:FILE, "
+            "reasoning_gym:NAME, or FILE.py:CLASS",
+        )
 
 
 def check_level(cfg: Config) -> None:
@@ -233,9 +242,7 @@ def check_level(cfg: Config) -> None:
 
 
 def tell_unread(cfg: Config, typed: set[str]) -> None:
-    """Print the flags that were typed but change nothing in this run."""
-    if kind(cfg.env) not in BY_ENV:
-        return  # check refuses it
+    """Print the flags that were typed but change nothing in this run, which `check` lets pass."""
     useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
     if useless:
         print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")

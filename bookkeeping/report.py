@@ -52,8 +52,8 @@ from bookkeeping.tables import (
     section,
     values,
 )
-from metrics import Interval
 
+SAMPLING = ("rollout", "environment", "sync")  # where the seconds of an update go, besides "train"
 STAGES = ("before", "after_sft", "final")  # evaluations that are results; the others are a curve
 TEMPLATE = Path(__file__).parent / "viewer.html"
 OVER_TIME = (
@@ -63,6 +63,13 @@ OVER_TIME = (
     "reputation",
     "turns_used",
     "turns_acted",
+    "used_claim_task",
+    "used_submit_work",
+    "used_propose_trade",
+    "used_accept_proposal",
+    "used_post",
+    "used_vote",
+    "used_pass_turn",
     "error_rate",
     "any_error",
     "waste",
@@ -92,10 +99,8 @@ TRAJECTORY = (
     "mismatch",
     "off_policy_steps",
 )
-SAMPLING = ("rollout", "environment", "sync")  # where the seconds of an update go, besides "train"
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
-HEALTH = ("reply_tokens", "groups_with_signal", "entropy")  # columns with a curve of their own
 LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
@@ -107,12 +112,12 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     eval: {tasks: {stage: {measure: {"mean", "low", "high", "n"}}}}. gain: GRPO over SFT on the
     trained tasks, paired by task; without exact answers (swarm) there is only gain_reward.
     """
-    evals = [e for e in records.lines(folder / "evals.jsonl") if e["stage"] in STAGES]
-    evals = records.with_exact(evals)
+    evals = records.with_exact(records.lines(folder / "evals.jsonl"))
+    evals = [e for e in evals if e["stage"] in STAGES]
     results = {}
     for e in evals:
-        found = {name: vars(average(values(e, name))) for name in measures(e)}
-        results.setdefault(e["tasks"], {})[e["stage"]] = found
+        stages = results.setdefault(e["tasks"], {})
+        stages[e["stage"]] = {name: vars(average(values(e, name))) for name in measures(e)}
     ends = (e for e in evals if e["trained"] and e["stage"] != "before")
     sft, final = records.same_tasks(*ends)
     gains = {"gain": "exact", "gain_reward": "reward"}
@@ -139,25 +144,23 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
 def collect(folder: Path) -> tuple[dict, list[dict]]:
     """(everything that a run's three pages show, its episodes)."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: there is no such folder; give a run folder, such as runs/NAME")
-    names = ("metrics", "evals", "episodes", "sft")
-    lines, evals, episodes, steps = (records.lines(folder / f"{n}.jsonl") for n in names)
+    config = records.config_of(folder)
+    lines, evals, episodes, steps = (
+        records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals", "episodes", "sft")
+    )
     sft = [[step["step"], step["loss"], None, None] for step in steps]
-    known = [line for line in lines if line.get("reward") is not None]
-    lines = [{k: v for k, v in line.items() if v is not None} for line in known]
+    lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
     evals = records.with_exact(evals)
     episodes.sort(key=time_of)  # an old checkpoint may be evaluated later
-    found = [folder / name for name in ("config.json", "summary.json")]  # a finished run has both
-    config, summary = (records.read(f) if f.exists() else {} for f in found)
-    if not (summary or lines or evals or episodes):
-        files = "summary.json, metrics.jsonl, evals.jsonl or episodes.jsonl"
-        raise ValueError(f"{folder} holds no {files}, so it is no run folder, such as runs/NAME")
-    summary = {"config": config, "env": config.get("env", "")} | summary
+    end = folder / "summary.json"  # only a finished run has it
+    summary = {"config": config, "env": config["env"]} | (records.read(end) if end.exists() else {})
     later = [e for e in evals if e["stage"] == "eval_only"]  # they get their own table
     during = [e for e in evals if e["stage"] != "eval_only"]
-    told = section("Observations (computed)", observations(summary, lines, during), listed=True)
-    sections = [*evaluations("Evaluation", during), *trajectory(lines, during), told]
+    sections = [
+        *evaluations("Evaluation", during),
+        *trajectory(lines, during),
+        section("Observations (computed)", observations(summary, lines, during), listed=True),
+    ]
     if summary["env"] == "swarm":
         from bookkeeping import behaviour
 
@@ -187,7 +190,6 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
     parts = [f"{n} {value / 60:.1f}" for n, value in seconds.items() if value and n != "total"]
     # In turn, the trainer waits for everything but training.
     others = seconds.get("wait") or sum(seconds.get(part, 0.0) for part in SAMPLING)
-    tokens = [f"{count:,} {name}" for name, count in (summary.get("tokens") or {}).items()]
     pairs = {
         "environment": summary["env"],
         "trained on": summary.get("trained"),
@@ -201,7 +203,7 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
         else None,
         "machine": machine.get("device"),
         "peak memory": f"{peak:.2f} GB" if peak else None,
-        "tokens": ", ".join(tokens),
+        "tokens": ", ".join(f"{n:,} {name}" for name, n in (summary.get("tokens") or {}).items()),
         "state": None if "updates" in summary else "not finished: there is no summary.json yet",
     }
     return [[label, str(value)] for label, value in pairs.items() if value not in (None, "")]
@@ -217,8 +219,8 @@ def headline(evals: list[dict]) -> dict:
         shown = ", reward ".join(cell(name, values(e, name)) for name in names)
         cells.setdefault(called(e), {})[moment(e)] = shown
     rows = [[tasks, *(found.get(m, "") for m in moments)] for tasks, found in cells.items()]
-    what = "exact answers" if "exact" in names else "mean reward"
-    return section(f"Result: {what}", [], ["", *moments], rows)
+    title = "Result: exact answers" if "exact" in names else "Result: mean reward"
+    return section(title, [], ["", *moments], rows)
 
 
 def notes(summary: dict) -> list[str]:
@@ -226,7 +228,7 @@ def notes(summary: dict) -> list[str]:
     told, has_exact = [], "gain" in summary
     name, what = ("gain", "exact answers") if has_exact else ("gain_reward", "mean reward")
     if name in summary:
-        gain = Interval(**summary[name])
+        gain = metrics.Interval(**summary[name])
         lost = "lost" if gain.high < 0 else "neither gained nor lost measurably"
         verdict = "gained" if gain.low > 0 else lost
         change = gain.points() if has_exact else gain.signed()
@@ -263,9 +265,13 @@ def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
     size = max(1, len(lines) // 10)
     rows = []
     for block in (lines[i : i + size] for i in range(0, len(lines), size)):
-        level = metrics.level([line["reward"] for line in block]).text(2)
-        cells = [f"{mean_of(block, name):.3g}".replace("nan", "") for name in names]
-        rows.append([f"{block[0]['update']}–{block[-1]['update']}", level, *cells])
+        rows.append(
+            [
+                f"{block[0]['update']}–{block[-1]['update']}",
+                metrics.level([line["reward"] for line in block]).text(2),
+                *(f"{mean_of(block, name):.3g}".replace("nan", "") for name in names),
+            ]
+        )
     head = ["updates", "reward", *map(label, names)]
     return [section("Trajectory", [BLOCKS], head, rows, folded=True)] if lines else []
 
@@ -285,8 +291,7 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     if len(began) > 1:
         steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
         out.append(f"The curriculum: {', '.join(steps)}.")
-    out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
-    return out
+    return out + (told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."])
 
 
 def largest(lines: list[dict], name: str) -> str:
@@ -294,14 +299,17 @@ def largest(lines: list[dict], name: str) -> str:
     found = [line for line in lines if name in line]
     mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
     lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
-    peak = f"at most {number(name, most[name])}, in update {most['update']}"
-    return f"{label(name).capitalize()}: {number(name, mean)} on average, {peak}{lag}."
+    return (
+        f"{label(name).capitalize()}: {number(name, mean)} on average, at most "
+        f"{number(name, most[name])}, in update {most['update']}{lag}."
+    )
 
 
 def training_reward(lines: list[dict]) -> str:
     """Its distribution, its current level, and whether it has settled."""
-    rewards, before = [line["reward"] for line in lines], records.before_last_level(lines)
-    recent, at = rewards[before:], f", at level {lines[-1]['level']}" if before else ""
+    rewards, level = [line["reward"] for line in lines], lines[-1].get("level")
+    recent = [line["reward"] for line in lines if line.get("level") == level]
+    at = f", at level {level}" if len(recent) < len(lines) else ""
     now = metrics.level(metrics.present(recent))
     return (
         f"Update by update: {metrics.distribution(rewards)}. Now{at}: {now.text(2)}, the mean of "
@@ -317,14 +325,17 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
     """Development tasks: exact answers, mean reward. Updates: reward, length, signal, entropy."""
     each = points(lines, "reward", "reward_low", "reward_high")
     series = [rolling(lines), {"name": "each update", "points": each, "plain": True}]
-    moves = [b for a, b in zip(lines, lines[1:]) if a.get("level") != b.get("level")]
-    marks = [[line["update"], str(line["level"])] for line in moves]
+    marks = [
+        [line["update"], str(line["level"])]
+        for before, line in zip(lines, lines[1:])
+        if before.get("level") != line.get("level")
+    ]
     out = [
         *(chart(f"development, {g}", curves(evals, g), scale(g)[2]) for g in goals(evals)),
         chart("training reward", series, marks=marks),
         *(
             chart(label(key), [{"name": label(key), "points": points(lines, key)}])
-            for key in HEALTH
+            for key in ("reply_tokens", "groups_with_signal", "entropy")
         ),
     ]
     measured = lambda s: any(point[1] is not None for point in s["points"])
@@ -335,8 +346,7 @@ def curves(evals: list[dict], measure: str) -> list[dict]:
     """A series per task set, rounded as in the tables: page, picture and report.md agree."""
     digits, factor, _ = scale(measure)
     series = {}
-    answered = (e for e in evals if e["reward"])  # everything may have failed
-    for e in sorted(answered, key=lambda e: not e["trained"]):
+    for e in sorted(evals, key=lambda e: not e["trained"]):
         mean = average(values(e, measure))
         ends = [round(factor * v, digits) for v in (mean.mean, mean.low, mean.high)]
         empty = {"name": e["tasks"], "plain": not e["trained"], "points": []}
@@ -371,11 +381,14 @@ def write(folder: Path) -> None:
 
 def text(run: dict) -> str:
     """report.md: the head, which a run prints at its end, the settings, the sections."""
-    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"]]
-    lead.append("; ".join(f"{label}: {value}" for label, value in run["facts"]))
-    config = section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())])
-    sections = markdown([run["headline"] | {"text": lead}, config, *run["tables"]])
-    return f"# {records.clean(run['name'])}\n\n{sections}\n![curves](curves.png)\n"
+    facts = "; ".join(f"{label}: {value}" for label, value in run["facts"])
+    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"], facts]
+    sections = [
+        run["headline"] | {"text": lead},
+        section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())]),
+        *run["tables"],
+    ]
+    return f"# {records.clean(run['name'])}\n\n{markdown(sections)}\n![curves](curves.png)\n"
 
 
 def page(run: dict, episodes: list[dict]) -> str:
@@ -406,20 +419,18 @@ def index_episodes(episodes: list[dict]) -> tuple[dict, list[dict]]:
     stops, tasks, entries, bodies = {}, {}, [], []
     for e in episodes:
         prompt = next((str(m["content"]) for m in e["messages"] if m["role"] == "user"), "")
-        stop = (e["source"], time_of(e), e["stage"], moment(e))
-        task = (e.get("tasks", ""), e["seed"], prompt)
-        at, task = stops.setdefault(stop, len(stops)), tasks.setdefault(task, len(tasks))
+        at = stops.setdefault((e["source"], time_of(e), e["stage"], moment(e)), len(stops))
+        task = tasks.setdefault((e.get("tasks", ""), e["seed"], prompt), len(tasks))
         entries.append({name: e.get(name) for name in SHORT} | {"at": at, "task": task})
         bodies.append({name: e[name] for name in LONG if name in e})
     segments = (s for body in bodies for s in body.get("segments") or [])
     ratios = [r for s in segments for r in s.get("ratios") or [] if r]
-    index = {
+    return {
         "stops": [dict(zip(("source", "u", "stage", "name"), stop)) for stop in stops],
         "tasks": [{"label": t[0], "seed": t[1], "prompt": title_of(*t[1:])[:160]} for t in tasks],
         "episodes": entries,
         "ratio": float(np.quantile(np.abs(np.log(ratios)), 0.99)) if ratios else None,
-    }
-    return index, bodies
+    }, bodies
 
 
 def title_of(seed: int | None, prompt: str) -> str:

@@ -27,7 +27,6 @@ from tqdm import tqdm
 import metrics
 from bookkeeping import doctor, records, report
 from bookkeeping import folder as run_folder
-from bookkeeping.folder import load_checkpoint, save_checkpoint
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.batches import collate
@@ -51,7 +50,14 @@ PRINTED = (
 
 WANDB_EPISODES = 500  # in wandb's table; episodes.jsonl has more
 
-CLOCKS = ("total", *SECONDS, "eval", "sft")  # the parts of a run's seconds
+
+@contextmanager
+def may_fail():
+    """Print a failure, and let the run go on: wandb's process may have died."""
+    try:
+        yield
+    except Exception as error:
+        tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
 
 @dataclass
@@ -61,7 +67,9 @@ class State:
     updates: int = 0  # updates done; the first checkpoint is after SFT
     level: int | str | None = None  # a curriculum's, or simply the difficulty
     sft: dict = field(default_factory=dict)
-    seconds: dict = field(default_factory=lambda: dict.fromkeys(CLOCKS, 0.0))
+    seconds: dict = field(
+        default_factory=lambda: dict.fromkeys(("total", *SECONDS, "eval", "sft"), 0.0)
+    )
     tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms already reported (doctor.py)
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
@@ -112,7 +120,7 @@ class Run:
         the environment's code; bookkeeping/compare.py uses it.
         """
         code = self.state.code
-        self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
+        self.after_sft, state = run_folder.load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
@@ -166,17 +174,18 @@ class Run:
         stats: the batch's results (evaluate.summarize), and the update's statistics.
         """
         state = self.state
-        seconds = {part: rollouts.seconds[part] for part in SECONDS}
         line = {"update": state.updates, "level": rollouts.level, **stats}
-        line |= {f"seconds_{part}": count for part, count in seconds.items()}
-        state.seconds |= {part: state.seconds[part] + count for part, count in seconds.items()}
-        played = [e for group in groups for e in group if e.stop_reason != "error"]
-        state.tokens["sampled"] += sum(e.reply_tokens for e in played)
+        for part, seconds in rollouts.seconds.items():
+            line[f"seconds_{part}"] = seconds
+            state.seconds[part] += seconds
+        state.tokens["sampled"] += sum(
+            e.reply_tokens for group in groups for e in group if e.stop_reason != "error"
+        )
         state.tokens["trained"] += stats["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
         self.lines.append(line)
-        minutes = (self.cfg.updates - state.updates) * sum(seconds.values()) / 60
+        minutes = (self.cfg.updates - state.updates) * sum(rollouts.seconds.values()) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
         self.tell(doctor.symptoms(self.lines))
@@ -195,8 +204,7 @@ class Run:
     def climb(self) -> None:
         """One level up if this one is surely good enough (settings.promote_of)."""
         measure, enough = promote_of(self.cfg.env)
-        found = self.rewards(measure)
-        if found and metrics.passed(found, enough):
+        if metrics.passed(self.rewards(measure), enough):
             levels = levels_of(self.cfg.env)
             self.state.level = levels[levels.index(self.state.level) + 1]
 
@@ -206,8 +214,7 @@ class Run:
         if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
             return True
         waits = cfg.until_converged if done >= cfg.updates else cfg.stop_when_settled
-        rewards = self.rewards() if waits else []
-        return bool(rewards) and metrics.present_trend(rewards).settled
+        return waits and metrics.present_trend(self.rewards()).settled
 
     def log_sft(self, found: dict) -> None:
         """Record what sft() returns: each step's loss, and how many tokens were shown."""
@@ -215,15 +222,16 @@ class Run:
         self.state.tokens |= {"sft": found["tokens"], "trained": found["tokens"]}
         if not losses:
             return
-        steps = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
-        records.write_lines(self.folder / "sft.jsonl", steps)
+        records.write_lines(
+            self.folder / "sft.jsonl",
+            [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
+        )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
         if self.wandb:  # a picture of its own: wandb has one row per update
-            with may_fail():
-                import wandb
+            import wandb
 
-                rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
-                self.wandb.log({"sft": wandb.plot.line(rows, "step", "loss", "SFT loss")}, step=0)
+            rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
+            self.to_wandb({"update": 0, "sft": wandb.plot.line(rows, "step", "loss", "SFT loss")})
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.
@@ -239,13 +247,12 @@ class Run:
             for name, found in measures.items()
         }
         self.to_wandb({"update": self.state.updates, **means})
-        evals = doctor.of_run(evals, self.cfg.sft_steps)
-        self.tell(doctor.symptoms(evals, doctor.EVALUATED))
+        self.tell(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
 
+    @may_fail()
     def to_wandb(self, line: dict) -> None:
         if self.wandb:
-            with may_fail():
-                self.wandb.log(line, step=line["update"])
+            self.wandb.log(line, step=line["update"])
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
@@ -270,7 +277,9 @@ class Run:
         self.state.seconds["total"] = time.monotonic() - self.began
         self.saved = self.home / "checkpoint"
         if parallel.rank() == 0:
-            save_checkpoint(self.saved, policy, optimizer, asdict(self.state), self.after_sft)
+            run_folder.save_checkpoint(
+                self.saved, policy, optimizer, asdict(self.state), self.after_sft
+            )
 
     def stop_asked(self) -> bool:
         """Was this run asked to stop (Ctrl-C, SIGTERM), in any of its processes?"""
@@ -293,8 +302,7 @@ class Run:
         records.write_json(self.folder / "summary.json", about)
         report.write(self.folder)
         if self.wandb:
-            with may_fail():
-                finish_wandb(self.wandb, self.folder, about)
+            finish_wandb(self.wandb, self.folder, about)
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         print(
             f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png\n"
@@ -316,8 +324,7 @@ def open_run(cfg, typed: set[str]) -> Run:
         run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
-    levels = levels_of(cfg.env)  # loads your own class: one sentence if it cannot be loaded
-    level = levels[0] if cfg.curriculum else cfg.difficulty
+    level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     return Run(cfg, home, saved, State(level=level, code=run_folder.code_hash(cfg.env)), keep)
 
 
@@ -347,7 +354,10 @@ def one_line(line: dict) -> str:
 
 
 def hear_signals(stopping: Event) -> None:
-    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now."""
+    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now.
+
+    The handler must not hold the Run, or the folder's lock would outlive it.
+    """
 
     def stop_soon(signum, frame):
         # torchrun passes on what the terminal has already sent: there the second may be the first.
@@ -385,6 +395,7 @@ def machine(policy) -> dict:
     }
 
 
+@may_fail()
 def open_wandb(cfg, folder: Path):
     """wandb's run for this folder, or None. It never asks, and never stops a run.
 
@@ -394,38 +405,37 @@ def open_wandb(cfg, folder: Path):
     """
     if not cfg.wandb:
         return None
-    with may_fail():
-        import wandb
+    import wandb
 
-        setting = os.environ.get
-        kept = folder / "wandb_id"
-        if not kept.exists():
-            records.write_whole(kept, setting("WANDB_RUN_ID") or secrets.token_hex(4))
-        # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
-        os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
-        mode = "online" if wandb.login(prompt=False) else "offline"
-        mode = setting("WANDB_MODE") or mode
-        # uploads wait in the run folder, and not in the user's home
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
-        if mode == "offline":
-            print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
-        run = wandb.init(
-            project=setting("WANDB_PROJECT") or "picoswarm",
-            name=setting("WANDB_NAME") or folder.name,
-            dir=str(folder),
-            mode=mode,
-            id=kept.read_text(encoding="utf-8"),
-            resume="allow",
-            config=asdict(cfg),
-            settings=wandb.Settings(silent=True, console="off"),
-        )
-        # wandb may renumber its own steps when a resumed run is synced
-        run.define_metric("*", step_metric="update")
-        if mode == "online":
-            print(f"wandb: {run.url}")
-        return run
+    kept = folder / "wandb_id"
+    if not kept.exists():
+        records.write_whole(kept, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
+    # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
+    os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
+    mode = "online" if wandb.login(prompt=False) else "offline"
+    mode = os.environ.get("WANDB_MODE") or mode
+    # uploads wait in the run folder, and not in the user's home
+    os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
+    if mode == "offline":
+        print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or "picoswarm",
+        name=os.environ.get("WANDB_NAME") or folder.name,
+        dir=str(folder),
+        mode=mode,
+        id=kept.read_text(encoding="utf-8"),
+        resume="allow",
+        config=asdict(cfg),
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    # wandb may renumber its own steps when a resumed run is synced
+    run.define_metric("*", step_metric="update")
+    if mode == "online":
+        print(f"wandb: {run.url}")
+    return run
 
 
+@may_fail()
 def finish_wandb(run, folder: Path, about: dict) -> None:
     """The final numbers, the newest episodes as a table, and the report as an artifact."""
     import wandb
@@ -436,24 +446,25 @@ def finish_wandb(run, folder: Path, about: dict) -> None:
         said = "\n\n".join(f"{m['role']}: {m['content']}" for m in e["messages"])
         table.add_data(*(e[name] for name in columns), said)
     run.log({"update": about["updates"], "episodes": table}, step=about["updates"])
-    pages = wandb.Artifact(f"report-{run.id}", "report")
-    pages.add_file(str(folder / "report.html"))
-    run.log_artifact(pages)
-    numbers = ("eval", "gain", "gain_reward", "seconds", "tokens", "peak_rss_gb")
-    run.summary.update({name: about[name] for name in numbers if name in about})
+    run.log_artifact(str(folder / "report.html"), name=f"report-{run.id}", type="report")
+    run.summary.update(
+        {
+            name: about[name]
+            for name in ("eval", "gain", "gain_reward", "seconds", "tokens", "peak_rss_gb")
+            if name in about
+        }
+    )
     run.finish()
 
 
-@contextmanager
-def may_fail():
-    """Print a failure, and let the run go on: wandb's process may have died."""
-    try:
-        yield
-    except Exception as error:
-        tqdm.write(f"wandb failed ({error}); the run's own logs go on")
-
-
 if __name__ == "__main__":
-    line = {"update": 1, "reward": 0.25, "reward_low": 0.1, "reward_high": 0.4, "exact": 0.25}
-    line |= {"reply_tokens": 120.5, "groups_with_signal": 0.5}
+    line = {
+        "update": 1,
+        "reward": 0.25,
+        "reward_low": 0.1,
+        "reward_high": 0.4,
+        "exact": 0.25,
+        "reply_tokens": 120.5,
+        "groups_with_signal": 0.5,
+    }
     print(one_line(line | {f"seconds_{part}": 0.1 for part in SECONDS}))

@@ -122,8 +122,11 @@ def values(e: dict, name: str) -> np.ndarray:
 
 def measures(*evals: dict) -> list[str]:
     """The measures that all of these evaluations have, in the tables' order."""
-    names = dict.fromkeys([*NAMES, *evals[0]])
-    return [name for name in names if all(isinstance(e.get(name), list) for e in evals)]
+    return [
+        name
+        for name in dict.fromkeys([*NAMES, *evals[0]])
+        if all(isinstance(e.get(name), list) for e in evals)
+    ]
 
 
 def average(v: np.ndarray) -> metrics.Interval:
@@ -177,16 +180,23 @@ def mean_of(lines: list[dict], key: str) -> float:
 
 def chart(title: str, series: list[dict], unit="", marks=()) -> dict:
     values = [v for s in series for point in s["points"] for v in point[1:] if v is not None]
-    top = 100 if unit == "%" else 1.05 * max([0.0, *values]) or 1.0
-    axis = {"unit": unit, "low": min([0.0, *values]), "high": top}
-    return {"title": title, "series": series, "marks": list(marks)} | axis
+    return {
+        "title": title,
+        "series": series,
+        "marks": list(marks),
+        "unit": unit,
+        "low": min([0.0, *values]),
+        "high": 100 if unit == "%" else 1.05 * max([0.0, *values]) or 1.0,
+    }
 
 
 def rolling(lines: list[dict]) -> dict:
     """A series: the mean reward of the last updates."""
     recent = [lines[max(0, i + 1 - ROLLING) : i + 1] for i in range(len(lines))]
-    found = [[last[-1]["update"], mean_of(last, "reward"), None, None] for last in recent]
-    return {"name": f"mean of the last {ROLLING}", "points": found}
+    return {
+        "name": f"mean of the last {ROLLING}",
+        "points": [[last[-1]["update"], mean_of(last, "reward"), None, None] for last in recent],
+    }
 
 
 def draw(path: Path, title: str, charts: list[dict]) -> None:

@@ -340,7 +340,7 @@ def tell(api: dict, missing: dict[int, str]) -> str:
         "played, and are in no mean. Tokens are as the endpoint counts them; "
         f"{api['retries']} retries before an answer came.\n",
         *(f"* The endpoint was asked another way: {note}." for note in api["notes"]),
-        *(f"* {times} failed: {records.quote(reason)}" for reason, times in reasons),
+        *(f"* {times} failed: {records.clean(reason)}" for reason, times in reasons),
     ]
     return "\n".join(lines) + "\n"
 

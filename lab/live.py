@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 import metrics
 import settings
 import train as recipe
+from bookkeeping import folder as run_folder
 from bookkeeping import refusals
-from bookkeeping import run as records
 from evaluate import parts
 from fast.sampler import TorchSampler
 from policy import PICO, Policy, load_policy
@@ -47,7 +47,7 @@ HABITS = ("derives", "states", "bare")
 # ------------------------------------------------------------------------------- a run
 def train_run() -> Path:
     """train.py as it is, in this process; the checkpoints to show are copied in time."""
-    save = records.save_checkpoint
+    save = run_folder.save_checkpoint
 
     def save_and_keep(folder, policy, optimizer, state, *more):
         save(folder, policy, optimizer, state, *more)
@@ -58,7 +58,7 @@ def train_run() -> Path:
 
     cfg, typed = settings.command_line(FLAGS.split())
     refusals.check(cfg)
-    with mock.patch.object(records, "save_checkpoint", save_and_keep):
+    with mock.patch.object(run_folder, "save_checkpoint", save_and_keep):
         return recipe.train(cfg, typed)
 
 

@@ -88,6 +88,7 @@ def test_one_episode_of_64_that_hangs_is_left_out(monkeypatch, capsys, tmp_path)
             pass
         return step(self, reply)
 
+    monkeypatch.setattr(guard, "OURS", ())  # as an environment of somebody else
     monkeypatch.setattr(Letters, "step", hangs)
     monkeypatch.setattr(Letters, "seconds", 0.5, raising=False)
     flags = "--updates 3 --num-tasks 8 --k 8 --max-tokens 6".split()
@@ -107,6 +108,7 @@ def test_a_demonstration_that_fails_ends_the_run_in_one_sentence(monkeypatch, tm
         its = given == (SFT_SEEDS + 1,) if method == "reset" else self.task == env.task
         return {}["row 3"] if its else right(self, *given)
 
+    monkeypatch.setattr(guard, "OURS", ())  # as an environment of somebody else
     monkeypatch.setattr(Letters, method, fails)
     with pytest.raises(SystemExit, match=f"task {SFT_SEEDS + 1} failed: KeyError: 'row 3'"):
         run(monkeypatch, tmp_path, "--updates", "1")

@@ -170,11 +170,9 @@ def test_a_report_can_be_written_again_and_an_unfinished_run_has_a_page(run, cap
     assert state in numbers["facts"] and ["updates", "30"] in numbers["facts"]
 
 
-@pytest.mark.parametrize(
-    "name, why", [("none", "there is no such folder"), (".", "is no run folder")]
-)
-def test_errors_are_one_sentence(name, why, tmp_path):
-    with pytest.raises(SystemExit, match=why) as told:
+@pytest.mark.parametrize("name", ["none", "."])
+def test_errors_are_one_sentence(name, tmp_path):
+    with pytest.raises(SystemExit, match="has no config.json, so it is no run folder") as told:
         report.main(tmp_path / name)
     assert "\n" not in str(told.value)
 
