@@ -227,11 +227,16 @@ class Run:
             [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
         )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
-        if self.wandb:  # a picture of its own: wandb has one row per update
-            import wandb
+        if self.wandb:
+            self.sft_to_wandb(losses)
 
-            rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
-            self.to_wandb({"update": 0, "sft": wandb.plot.line(rows, "step", "loss", "SFT loss")})
+    @may_fail()
+    def sft_to_wandb(self, losses: list[float]) -> None:
+        """SFT's losses as a picture of their own: wandb has one row per update."""
+        import wandb
+
+        rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
+        self.wandb.log({"sft": wandb.plot.line(rows, "step", "loss", "SFT loss")}, step=0)
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.

@@ -6,7 +6,8 @@
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
 have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, threads, AdamW,
-and one optimizer step. No reply ends early, so each side makes tasks x k x reply tokens. Rewards
+one optimizer step, and torch's faster way to multiply float32 matrices where it is as exact
+(fast/machine.py). No reply ends early, so each side makes tasks x k x reply tokens. Rewards
 are 0 and 1 in turn, so that every group has a signal. TRL gets what makes it fast: no
 checkpointing, no logs, and the batch and number format that you name.
 
@@ -32,7 +33,7 @@ import torch
 import tyro
 
 from env_letters import Letters
-from fast.machine import peak_memory
+from fast.machine import peak_memory, use_cpu
 from fast.sampler import TorchSampler
 from grpo import update
 from lab.tables import RESULTS, SPEEDS, keep, speeds, table
@@ -69,7 +70,7 @@ new_env = partial(Letters, difficulty=6, reward_kind="binary", think=True, style
 
 def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
     """The policy, and the token ids of the prompts."""
-    torch.set_num_threads(setup.threads)
+    use_cpu("cpu", setup.threads)
     policy = load_policy(setup.model, rank, 2 * rank, "cpu")
     prompts = [
         prompt_ids(policy, new_env().reset(SEEDS + i), None, True) for i in range(setup.tasks)

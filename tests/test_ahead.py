@@ -17,7 +17,7 @@ import torch
 
 from env_alphabet import Alphabet
 from fast.ahead import SecondProcess
-from fast.machine import CannotGoOn
+from fast.machine import CannotGoOn, use_cpu
 from fast.sampler import TorchSampler
 from helpers import assert_one_sentence
 from policy import PICO, load_policy
@@ -91,6 +91,7 @@ def gone(pid: int) -> bool:
 def opened():
     """opened(load, make_sampler) -> a SecondProcess that is closed in the end."""
     made = []
+    use_cpu("cpu", torch.get_num_threads())  # as there: the same products to the last bit
 
     def make(load, make_sampler):
         # As many threads as here: another number adds up in another order.
@@ -100,6 +101,7 @@ def opened():
     yield make
     for one in made:
         one.close()
+    torch.set_float32_matmul_precision("highest")
 
 
 # ----------------------------------------------------------------------------------- what is played
