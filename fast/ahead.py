@@ -79,19 +79,19 @@ class InTurn:
         self.cfg, self.policy, self.sampler = cfg, policy, sampler
         self.make_env, self.task_seeds = make_env, task_seeds
         self.seconds: dict[str, float] = {}
-        self.asked: dict[int, tuple] = {}  # {update: (its level, a function that returns it)}
+        # Of each batch that was requested: (its level, a function that returns it), oldest first.
+        self.asked: list[tuple] = []
 
     def batch(self, update: int, level) -> list[list[Episode]]:
         """The groups [num_tasks][k] of an update; also requests those of the next N updates."""
         started = time.monotonic()
         cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
-        newest = max(self.asked, default=update - 1)
-        for number in range(newest + 1, min(update + cfg.async_rollouts + 1, end)):
+        for number in range(update + len(self.asked), min(update + cfg.async_rollouts + 1, end)):
             env, seeds = partial(self.make_env, level), parallel.share(self.task_seeds(number))
             job = (env, seeds, cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
-            self.asked[number] = level, self.ask(job, update)
-        self.level, answer = self.asked.pop(update)  # the curriculum may have moved up since
+            self.asked.append((level, self.ask(job, update)))
+        self.level, answer = self.asked.pop(0)  # the curriculum may have moved up since
         groups, self.seconds = answer()
         answered = time.monotonic()
         groups = parallel.gather(groups)
@@ -136,22 +136,18 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
     """Play a job with the current weights -> (groups, seconds by part).
 
     job: the arguments of rollout.play, from make_env to sample_seed. It has to be picklable, so use
-    functools.partial and not lambda. If conversations have several turns, only as many tasks are
-    played at a time as the sampler can keep caches for.
+    functools.partial and not lambda.
     """
     started = time.monotonic()
     sampler.sync(version)
     synced = time.monotonic()
-    make_env, seeds, *how = job
-    size = getattr(sampler, "conversations", None)
-    if not size or getattr(make_env(), "max_turns", None) == 1:
-        size = max(1, len(seeds))  # all of them
-    sampler.seconds, groups = 0.0, []  # spent sampling: sample_each adds them up
-    for first in range(0, len(seeds), size):
-        groups += play(policy, sampler, make_env, seeds[first : first + size], *how)
-    environment = time.monotonic() - synced - sampler.seconds
-    seconds = {"rollout": sampler.seconds, "environment": environment, "sync": synced - started}
-    return groups, dict.fromkeys(SECONDS, 0.0) | seconds
+    sampler.seconds = 0.0  # spent sampling: sample_each adds them up
+    groups = play(policy, sampler, *job)
+    return groups, dict.fromkeys(SECONDS, 0.0) | {
+        "rollout": sampler.seconds,
+        "environment": time.monotonic() - synced - sampler.seconds,
+        "sync": synced - started,
+    }
 
 
 # ------------------------------------------------------------------------------------------ ahead
