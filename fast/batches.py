@@ -142,9 +142,9 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
-    groups, longest = [e.group for e in episodes], {}
-    for e in episodes:
-        longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
+    groups = [e.group for e in episodes]
+    by_length = sorted(episodes, key=lambda e: len(e.token_ids))
+    longest = {e.group: len(e.token_ids) for e in by_length}  # a group's last one is its longest
 
     def tokens(rows: list[int]) -> int:
         once = sum({groups[n]: starts[n] for n in rows}.values())
@@ -223,7 +223,7 @@ class UpdateLog:
         self.look_twice = not any(e.age for group in groups for e in group)
         # All sums exist from the start: a process without episodes has to add zeros.
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        self.last: dict[str, float] = {}  # the sums of the previous epoch
+        self.row = self.found | {"loss": 0.0}  # the columns, if nothing is trained on
 
     def add(self, batch: Batch, out, loss: torch.Tensor) -> None:
         """Add a micro-batch: the policy's output for it (grpo.Output), and its loss."""
@@ -261,29 +261,29 @@ class UpdateLog:
         self.look_twice = False
 
     def end_epoch(self) -> float:
-        """Add up the sums of all processes; returns the loss."""
-        self.last = parallel.sum_numbers(self.sums)
-        self.largest = max(parallel.gather([self.ratio_max]))
+        """Add up the sums of all processes, and divide; returns the loss."""
+        sums = parallel.sum_numbers(self.sums)
+        largest = max(parallel.gather([self.ratio_max]))
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        # Before the first step, a ratio other than 1 means that sampler and trainer disagree.
-        first = {name: self.last[name] / self.last["tokens"] for name in ("entropy", "mismatch")}
-        self.found = first | self.found
-        return self.last["loss"]
-
-    def columns(self) -> dict[str, float]:
-        """Means per token of the last epoch, and two quotients for doctor.py."""
-        if not self.last:
-            return self.found | {"loss": 0.0}
-        sums, n = self.last, self.last["tokens"]
         unused = set() if self.cfg.kl else {"kl_ref"}
         if self.cfg.importance in ("clip", "none"):
             unused |= {"importance", "capped"}
+        n = sums["tokens"]
         means = {name: sums[name] / n for name in MEANS if name not in unused}
+        # Those of the first epoch: before the first step, a ratio other than 1 means that sampler
+        # and trainer disagree.
+        self.found = {name: means[name] for name in ("entropy", "mismatch")} | self.found
+        # Two quotients for doctor.py.
         stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
         moved = sums["moved"] > 1e-4 * n  # else stretch would be a quotient of rounding errors
         stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
-        whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": self.largest}
-        return means | self.found | stops | whole
+        whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": largest}
+        self.row = means | self.found | stops | whole
+        return sums["loss"]
+
+    def columns(self) -> dict[str, float]:
+        """Means per token of the last epoch."""
+        return self.row
 
 
 if __name__ == "__main__":
