@@ -54,8 +54,10 @@ def start() -> None:
     mine, n = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if n:
         if mine >= n:
-            number = f"torchrun started a process number {mine + 1} here"
-            raise SystemExit(f"{number}, and there are {n} cards; lower --nproc-per-node")
+            raise SystemExit(
+                f"torchrun started a process number {mine + 1} here, and there are {n} cards; "
+                "lower --nproc-per-node"
+            )
         cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(n)))
         os.environ["CUDA_VISIBLE_DEVICES"] = cards.split(",")[mine]
     # A rollout may keep the others waiting for long. A rank that dies ends torchrun, and that ends
