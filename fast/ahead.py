@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from functools import partial, partialmethod
 
 import torch
 
@@ -93,23 +93,20 @@ class InTurn:
             self.asked.append((level, self.ask(job, update)))
         self.level, answer = self.asked.pop(0)  # the curriculum may have moved up since
         groups, self.seconds = answer()
-        answered = time.monotonic()
         groups = parallel.gather(groups)
-        if cfg.async_rollouts or parallel.world() > 1:
-            self.seconds["wait"] = time.monotonic() - (started if cfg.async_rollouts else answered)
+        if cfg.async_rollouts:
+            self.seconds["wait"] = time.monotonic() - started
         for number, group in enumerate(groups):  # every process counted its groups from 0
             for episode in group:
                 episode.group, episode.age = number, update - episode.policy_version
         return groups
 
-    def greedy(self, make_env: Callable, seeds: list[int], update: int) -> list[list[Episode]]:
-        """One episode per seed by the current policy, always with the likeliest token."""
-        return self.once(make_env, seeds, update, 0.0)
-
     def once(self, make_env: Callable, seeds: list[int], update: int, temperature: float):
         """One episode per seed by the current policy: groups [len(seeds)][1]."""
         job = (make_env, parallel.share(seeds), 1, self.cfg.max_tokens, temperature, 0)
         return parallel.gather(self.ask(job, update)()[0])
+
+    greedy = partialmethod(once, temperature=0.0)  # always with the likeliest token
 
     def ask(self, job: tuple, version: int) -> Callable:
         """Return a function that plays the job when called, and returns (groups, seconds by part).
@@ -253,8 +250,7 @@ def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None
     seeds; evaluations need none of these. Also sets torch's CPU threads: a second process gets half
     of them.
     """
-    processes = 2 if cfg.async_rollouts else 1
-    threads = max(1, machine.cpu_threads(cfg, policy) // processes)
+    threads = max(1, machine.cpu_threads(cfg, policy) // (2 if cfg.async_rollouts else 1))
     machine.use_cpu(policy.device, threads)
     print(machine.here(cfg, policy))
     if cfg.async_rollouts:

@@ -263,22 +263,21 @@ class UpdateLog:
     def end_epoch(self) -> float:
         """Add up the sums of all processes, and divide; returns the loss."""
         sums = parallel.sum_numbers(self.sums)
-        largest = max(parallel.gather([self.ratio_max]))
-        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        unused = set() if self.cfg.kl else {"kl_ref"}
-        if self.cfg.importance in ("clip", "none"):
-            unused |= {"importance", "capped"}
-        n = sums["tokens"]
-        means = {name: sums[name] / n for name in MEANS if name not in unused}
+        n, corrected = sums["tokens"], self.cfg.importance in ("token", "sequence")
+        known = {"kl_ref": self.cfg.kl > 0, "importance": corrected, "capped": corrected}
+        means = {name: sums[name] / n for name in MEANS if known.get(name, True)}
         # Those of the first epoch: before the first step, a ratio other than 1 means that sampler
         # and trainer disagree.
         self.found = {name: means[name] for name in ("entropy", "mismatch")} | self.found
-        # Two quotients for doctor.py.
         stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
         moved = sums["moved"] > 1e-4 * n  # else stretch would be a quotient of rounding errors
-        stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
-        whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": largest}
-        self.row = means | self.found | stops | whole
+        self.row = means | self.found | stops
+        self.row |= {
+            "loss": sums["loss"],
+            "stretch": sums["log_ratio"] / sums["moved"] if moved else 1.0,
+            "ratio_max": max(parallel.gather([self.ratio_max])),
+        }
+        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
         return sums["loss"]
 
     def columns(self) -> dict[str, float]:
@@ -289,12 +288,12 @@ class UpdateLog:
 if __name__ == "__main__":
     from types import SimpleNamespace
 
-    episodes = []
-    for ids, prompt in (([5, 6, 7, 8], 2), ([5, 6, 9], 2)):
-        sampled = [t >= prompt for t in range(len(ids))]
-        logprobs = [-1.0 if mine else 0.0 for mine in sampled]
-        parts = {"token_ids": ids, "sampled": sampled, "logprobs": logprobs, "group": 0}
-        episodes.append(SimpleNamespace(**parts))
+    new = partial(SimpleNamespace, group=0)
+    sampled, logprobs = [False, False, True, True], [0.0, 0.0, -1.0, -1.0]
+    episodes = [
+        new(token_ids=[5, 6, 7, 8], sampled=sampled, logprobs=logprobs),
+        new(token_ids=[5, 6, 9], sampled=sampled[:3], logprobs=logprobs[:3]),
+    ]
     batch = collate(episodes, 0, "cpu")
     print("ids\n", batch.ids, "\nmask: token t+1 was sampled\n", batch.mask.int())
     print("whose token:", batch.row.tolist(), "log-prob as sampled:", batch.behaviour.tolist())

@@ -435,8 +435,7 @@ def choose_model(
         if fitting:
             why = f"the hub cannot be reached for {model}, and the cache does not have it"
     small = PICO_SWARM if env == "swarm" else PICO
-    fallback = f"so the embedded {small.name} (0.9M parameters) is the policy"
-    return str(small), f"{why}, {fallback}", {}
+    return str(small), f"{why}, so the embedded {small.name} (0.9M parameters) is the policy", {}
 
 
 def engine_for(asked: dict, device) -> str:

@@ -142,8 +142,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(8, 1), torch.randn(5, 8)
     for row in share(list(rows)):  # two ranks: three rows and two
-        loss = model(row).square().sum() / len(rows)  # divided by the rows of *all* ranks
-        loss.backward()
+        (model(row).square().sum() / len(rows)).backward()  # divided by the rows of *all* ranks
     sum_gradients(model.parameters())
     print(f"{world()} process(es), gradient norm {model.weight.grad.norm():.6f}", flush=True)
     if world() == 1:

@@ -111,8 +111,7 @@ class TorchSampler:
         pad = torch.tensor([P - len(p) for p in prompts], device=device)  # [G]
         draws = [np.random.default_rng(seed).random(max_tokens) for row in seeds for seed in row]
         uniforms = torch.tensor(np.array(draws), dtype=torch.float32, device=device)  # [B, steps]
-        samples = [Sample([], [], finished=False) for _ in draws]
-        rows = samples  # those that are decoded
+        rows = samples = [Sample([], [], finished=False) for _ in draws]  # rows: those decoded
         # If only some rows have a cache, all are read again.
         logits = decoder.prefill(ids, pad, k, max_tokens, caches if all(caches) else ())  # [B, V]
         for t in range(max_tokens):
