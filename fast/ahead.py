@@ -88,8 +88,14 @@ class InTurn:
         cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
         for number in range(update + len(self.asked), min(update + cfg.async_rollouts + 1, end)):
-            env, seeds = partial(self.make_env, level), parallel.share(self.task_seeds(number))
-            job = (env, seeds, cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
+            job = (
+                partial(self.make_env, level),
+                parallel.share(self.task_seeds(number)),
+                cfg.k,
+                cfg.max_tokens,
+                cfg.temperature,
+                cfg.seed,
+            )
             self.asked.append((level, self.ask(job, update)))
         self.level, answer = self.asked.pop(0)  # the curriculum may have moved up since
         groups, self.seconds = answer()
@@ -186,8 +192,9 @@ class SecondProcess:
         # Not fork: a copy of torch's threads or of a CUDA context does not work.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        arguments = (theirs, load_policy, make_sampler, threads)
-        self.process = context.Process(target=player, args=arguments, daemon=True)
+        self.process = context.Process(
+            target=player, args=(theirs, load_policy, make_sampler, threads), daemon=True
+        )
         self.process.start()
         theirs.close()  # so that the pipe closes if the process dies
         self.jobs = queue.SimpleQueue()
@@ -214,11 +221,11 @@ class SecondProcess:
                 found = self.pipe.recv()
             except Exception as error:  # EOFError or OSError: the other end is gone
                 self.process.join(timeout=1)
-                how = f"{type(error).__name__}, exit code {self.process.exitcode}"
                 found = CannotGoOn(
-                    f"the sampling process was killed or cannot be reached ({how}); is there "
-                    "enough memory? What was saved is kept: go on with --resume, or start again "
-                    "with fewer --num-tasks or without --async-rollouts"
+                    "the sampling process was killed or cannot be reached "
+                    f"({type(error).__name__}, exit code {self.process.exitcode}); is there enough "
+                    "memory? What was saved is kept: go on with --resume, or start again with "
+                    "fewer --num-tasks or without --async-rollouts"
                 )
             if isinstance(found, BaseException):
                 answer.set_exception(found)

@@ -130,8 +130,13 @@ def collate(episodes: list, pad: int, device) -> Batch:
     ids = padded([torch.tensor(e.token_ids) for e in episodes], padding_value=pad)  # [N, T]
     mask = padded([torch.tensor(e.sampled[1:], dtype=torch.bool) for e in episodes])  # [N, T-1]
     drawn = [p for e in episodes for p, mine in zip(e.logprobs[1:], e.sampled[1:]) if mine]
-    tensors = (ids, mask, mask.nonzero()[:, 0], torch.tensor(drawn))
-    return Batch(episodes, *(tensor.to(device) for tensor in tensors))
+    return Batch(
+        episodes,
+        ids.to(device),
+        mask.to(device),
+        row=mask.nonzero()[:, 0].to(device),
+        behaviour=torch.tensor(drawn, device=device),
+    )
 
 
 def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]]:

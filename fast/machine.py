@@ -181,12 +181,9 @@ def cpu_threads(cfg, policy: Policy) -> int:
         return cfg.threads or most
     if policy.lm.config.get_text_config().hidden_size <= NARROW:
         most = min(most, MOST_THREADS)
-    return max(1, int(min(most, quota() or most, free_cores())))
-
-
-def free_cores() -> int:
-    """Cores that no other process keeps busy, measured for half a second."""
-    return round(psutil.cpu_count() * (1 - psutil.cpu_percent(interval=0.5) / 100))
+    # Cores that no other process keeps busy, measured for half a second.
+    free = round(psutil.cpu_count() * (1 - psutil.cpu_percent(interval=0.5) / 100))
+    return max(1, int(min(most, quota() or most, free)))
 
 
 def use_cpu(device, threads: int) -> None:
@@ -499,8 +496,7 @@ def kept_per_token(policy: Policy, tokens: int = 32) -> float:
     ids = torch.arange(tokens + 1, device=policy.device)[None]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         token_logprobs(policy, ids, torch.ones_like(ids[:, 1:], dtype=torch.bool))
-    size = sum(storage.nbytes() for place, storage in kept.items() if place not in weights)
-    return size / tokens / 2**30
+    return sum(kept[place].nbytes() for place in kept.keys() - weights) / tokens / 2**30
 
 
 def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:

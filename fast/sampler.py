@@ -97,9 +97,9 @@ class TorchSampler:
                 elif len(batch) > 1:
                     self.max_rows = (len(batch) + 1) // 2 * k
                 else:
-                    what = f"{k} replies of {max_tokens} tokens to one prompt ({first_line(error)})"
                     raise CannotGoOn(
-                        f"the card has not enough memory for {what}; lower --k or --max-tokens"
+                        f"the card has not enough memory for {k} replies of {max_tokens} tokens to "
+                        f"one prompt ({first_line(error)}); lower --k or --max-tokens"
                     ) from error
         return [found[g] for g in range(len(prompts))]
 
