@@ -227,10 +227,11 @@ NUMBER = re.compile(
 # A typographer's minus and fractions; the space keeps 1½ from being read as 11/2.
 PLAIN = {0x2212: "-", 0xBC: " 1/4", 0xBD: " 1/2", 0xBE: " 3/4", 0x2153: " 1/3", 0x2154: " 2/3"}
 # How fractions, powers of ten and degrees are written in LaTeX or print, and what NUMBER reads.
-FRACTION = r"\\[cdt]?frac\s*(?:\{\s*([-+]?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\d)"
 POWER = r"\s*\^\s*\{?([-+]?\d{1,2})\}?\Z"
 NOTATIONS = {
-    re.compile(FRACTION, re.ASCII): lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}",
+    re.compile(
+        r"\\[cdt]?frac\s*(?:\{\s*([-+]?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\d)", re.ASCII
+    ): lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}",
     re.compile("(?<=10)[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+"): lambda m: "^" + m[0].translate(RAISED),
     re.compile(r"(?<=\d)\s*(?:[x×·*]|\\times|\\cdot)\s*10" + POWER, re.ASCII): r"e\1",
     re.compile(r"(?<![\d.])10" + POWER, re.ASCII): r"1e\1",

@@ -147,15 +147,14 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
-    groups = [e.group for e in episodes]
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     longest = {e.group: len(e.token_ids) for e in by_length}  # a group's last one is its longest
 
     def tokens(rows: list[int]) -> int:
-        once = sum({groups[n]: starts[n] for n in rows}.values())
+        once = sum({episodes[n].group: starts[n] for n in rows}.values())
         return once + len(rows) * max(rests[n] for n in rows)
 
-    by_group = lambda n: (longest[groups[n]], groups[n], rests[n])
+    by_group = lambda n: (longest[episodes[n].group], episodes[n].group, rests[n])
     return pieces(sorted(range(len(episodes)), key=by_group), tokens, max_tokens)
 
 

@@ -96,8 +96,7 @@ def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
 
 def shares_prompts(lm: torch.nn.Module) -> bool:
     """Can rows attend to a prompt that was run once? Gradient checkpointing keeps no keys."""
-    checkpoints = lm.training and getattr(lm, "is_gradient_checkpointing", False)
-    return not checkpoints and attends_to_all(lm.config)
+    return not (lm.training and lm.is_gradient_checkpointing) and attends_to_all(lm.config)
 
 
 def attends_to_all(config) -> bool:
