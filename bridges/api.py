@@ -133,9 +133,8 @@ async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, in
         if adapt(end, fields, refusal):
             return await ask(end, talk, env)
         raise
-    answer = read_answer(end, response.content, env.think)
-    end.spent.update(answers=1, retries=response.retries_taken)
-    return answer
+    end.spent["retries"] += response.retries_taken
+    return read_answer(end, response.content, env.think)
 
 
 def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
@@ -205,7 +204,7 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         raise ValueError("an answer that is no JSON, or has no readable message in it") from None
     if content is None and not (calls or thought or cut):
         raise ValueError("an answer whose message is empty (content is null)")
-    end.spent.update(spent)
+    end.spent.update(spent, answers=1)
     back = {"role": "assistant", "content": content or ""}
     # DeepSeek and Kimi refuse a call that comes back without the thinking before it
     kept = ("tool_calls", "reasoning_content", "reasoning") if calls else ()
@@ -296,11 +295,12 @@ def evaluate_api(cfg: Config) -> Path:
         except (KeyboardInterrupt, TimeoutError) as stop:
             ended = str(stop) or "stopped by you"
     episodes = [e for _, e in sorted(played.items()) if e.stop_reason != "error"]
-    left = set(range(cfg.eval_n)) - {e.group for e in episodes}
-    missing = {i: played[i].error if i in played else ended for i in sorted(left)}
+    errors = {i: e.error for i, e in played.items() if e.stop_reason == "error"}
+    missing = {i: errors.get(i, ended) for i in range(cfg.eval_n) if i in errors or i not in played}
     if episodes:
-        line = eval_line(0, "final", tasks, True, episodes, missing)
-        records.append(folder / "evals.jsonl", line)
+        records.append(
+            folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing)
+        )
     summary = {
         "env": cfg.env,
         "model": cfg.model,
@@ -326,8 +326,7 @@ def evaluate_api(cfg: Config) -> Path:
     records.write_whole(folder / "report.md", text)
     print(f"\n{text}\nkept in {folder}")
     if ended or not episodes:
-        errors = [e.error for e in played.values() if e.error]
-        reasons = [ended or "every task failed", *errors[:1]]
+        reasons = [ended or "every task failed", *errors.values()][:2]
         raise SystemExit(f"{cfg.model}: {'; '.join(reasons)}")
     return folder
 

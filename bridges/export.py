@@ -144,7 +144,11 @@ def export(
             made = Path(room) / "made"
             made.mkdir()
             if kind == "adapter":
-                save_adapter(saved, policy.name, made)
+                shutil.copy(saved / "adapter_model.safetensors", made)
+                # The name of its base, and no path on the training machine.
+                config = records.read(saved / "adapter_config.json")
+                config["base_model_name_or_path"] = policy.name
+                records.write_json(made / "adapter_config.json", config)
             else:
                 load_checkpoint(saved, policy)
                 merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
@@ -162,14 +166,6 @@ def export(
             f"{out}: {first_line(error)}; nothing was exported, make room, or choose another folder"
         ) from None
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
-
-
-def save_adapter(saved: Path, base: str, folder: Path) -> None:
-    """The checkpoint's adapter, with the name of its base, not a path on the training machine."""
-    shutil.copy(saved / "adapter_model.safetensors", folder)
-    config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
-    config["base_model_name_or_path"] = base
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def main(words: list[str]) -> None:

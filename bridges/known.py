@@ -70,9 +70,11 @@ MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 A_LIST = re.compile(r"[\w\s,'\"\[\]-]*")  # of texts and numbers: nothing that could be called
 # What a scorer may raise; its message may quote any reply.
 ENDS = (Exception, SystemExit, CancelledError, Hung)
-NO_EXPERT = "give expert=FILE.py:FUNCTION, or --sft-steps 0"
-HINT = "Think first inside <think> and </think> if that helps. Then give"
-ASK = "the answer inside <answer> and </answer>."
+HINT = {  # {may the policy think?: what follows the question}
+    True: "Think first inside <think> and </think> if that helps. Then give the answer inside "
+    "<answer> and </answer>.",
+    False: "Do not think. Give the answer inside <answer> and </answer>.",
+}
 
 
 # ------------------------------------------------------------------------------- the environment
@@ -98,8 +100,7 @@ class Known:
         self.task, self.reply = self.draw(seed), ""
         question = self.task["question"].strip()
         gap = "\n\n" if "\n" in question else " "
-        hint = HINT if self.think else "Do not think. Give"
-        return [{"role": "user", "content": f"{question}{gap}{hint} {ASK}"}]
+        return [{"role": "user", "content": f"{question}{gap}{HINT[self.think]}"}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
         self.reply = reply
@@ -223,21 +224,22 @@ NUMBER = re.compile(
     r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%]|[€£])?[.,]?",
     re.ASCII | re.IGNORECASE,
 )
-# Commas between thousands (1,072, in LaTeX 1,\!072 or 1\,072), but not those in 0,125 or 12,34.
-THOUSANDS = re.compile(
-    r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,?\\!|\\,|[\u2009\u202f])\d{3})+(?![\d,])", re.ASCII
-)
 # A typographer's minus and fractions; the space keeps 1½ from being read as 11/2.
 PLAIN = {0x2212: "-", 0xBC: " 1/4", 0xBD: " 1/2", 0xBE: " 3/4", 0x2153: " 1/3", 0x2154: " 2/3"}
 # How fractions, powers of ten and degrees are written in LaTeX or print, and what NUMBER reads.
-FRACTION = r"\\[cdt]?frac\s*(?:\{\s*([-+]?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\d)"
 POWER = r"\s*\^\s*\{?([-+]?\d{1,2})\}?\Z"
 NOTATIONS = {
-    re.compile(FRACTION, re.ASCII): lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}",
+    re.compile(
+        r"\\[cdt]?frac\s*(?:\{\s*([-+]?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\d)", re.ASCII
+    ): lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}",
     re.compile("(?<=10)[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+"): lambda m: "^" + m[0].translate(RAISED),
     re.compile(r"(?<=\d)\s*(?:[x×·*]|\\times|\\cdot)\s*10" + POWER, re.ASCII): r"e\1",
     re.compile(r"(?<![\d.])10" + POWER, re.ASCII): r"1e\1",
     re.compile(r"\s*(?:°|\^\s*\{?\\circ\}?|\\degree)\Z"): "",
+    # Commas between thousands (1,072, in LaTeX 1,\!072 or 1\,072), but not those in 0,125 or 12,34.
+    re.compile(
+        r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,?\\!|\\,|[\u2009\u202f])\d{3})+(?![\d,])", re.ASCII
+    ): lambda m: re.sub(r"\D", "", m[0]),
 }
 RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 # LaTeX that mathematical models put around an answer: \boxed{\text{C}}.
@@ -252,11 +254,11 @@ LOOSE = re.compile(r"\s*([()\[\]{},;])\s*|\s+([+*/=<>-])\s+|\s+(?=\\)")
 
 
 def as_number(text: str) -> Fraction | None:
-    """A text as a number, by NUMBER, THOUSANDS, PLAIN and NOTATIONS; bold or not."""
+    """A text as a number, by NUMBER, PLAIN and NOTATIONS; bold or not."""
     plain = unwrapped(text.strip().removesuffix(".").strip("*")).translate(PLAIN)
     for notation, number in NOTATIONS.items():
         plain = notation.sub(number, plain)
-    found = NUMBER.fullmatch(THOUSANDS.sub(lambda n: re.sub(r"\D", "", n[0]), plain).strip())
+    found = NUMBER.fullmatch(plain.strip())
     if not found:
         return None
     sign, whole, number, divisor = found.groups()
@@ -439,7 +441,10 @@ class Generator(Known):
         if self.expert:
             return self.expert(self.task)
         if not isinstance(self.task["answer"], str):
-            raise ValueError(f"{self.name} tells no answer to show; {NO_EXPERT}")
+            raise ValueError(
+                f"{self.name} tells no answer to show; give expert=FILE.py:FUNCTION, or "
+                "--sft-steps 0"
+            )
         return f"<answer>{self.task['answer']}</answer>"
 
 

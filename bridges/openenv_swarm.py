@@ -92,9 +92,12 @@ class SwarmSession(Environment):
     def step(self, action: CallToolAction | ListToolsAction) -> Observation:
         if isinstance(action, ListToolsAction):  # only a question: it takes no turn
             functions = [schema["function"] for schema in self.make_swarm().tools]
-            shown = [(f["name"], f["description"], f["parameters"]) for f in functions]
-            tools = [Tool(name=n, description=d, input_schema=p) for n, d, p in shown]
-            return ListToolsObservation(tools=tools)
+            return ListToolsObservation(
+                tools=[
+                    Tool(name=f["name"], description=f["description"], input_schema=f["parameters"])
+                    for f in functions
+                ]
+            )
         if self.done:
             raise ValueError("there is no episode, or it is over; call reset")
         messages, self.done = self.swarm.step(write_call(action.tool_name, action.arguments))
@@ -113,8 +116,12 @@ class SwarmSession(Environment):
     def state(self) -> Played:
         if self.swarm is None:
             return Played()
-        played = {"step_count": len(self.swarm.log), "seed": self.seed}
-        return Played(episode_id=self.episode_id, score=self.swarm.score(), **played)
+        return Played(
+            episode_id=self.episode_id,
+            step_count=len(self.swarm.log),
+            seed=self.seed,
+            score=self.swarm.score(),
+        )
 
 
 def app(cfg: settings.Config, sessions: int = 64):

@@ -54,11 +54,11 @@ from swarm.tools import write_call
 # Our loss -> TRL's loss_type and importance_sampling_level. As with ours, its grpo is the mean over
 # each reply, and dapo the mean over all tokens (grpo.py has the table).
 LOSSES = {
-    "grpo": ("grpo", "token"),
-    "dr_grpo": ("dr_grpo", "token"),
-    "dapo": ("dapo", "token"),
-    "gspo": ("grpo", "sequence"),
-    "cispo": ("cispo", "token"),
+    "grpo": {"loss_type": "grpo", "importance_sampling_level": "token"},
+    "dr_grpo": {"loss_type": "dr_grpo", "importance_sampling_level": "token"},
+    "dapo": {"loss_type": "dapo", "importance_sampling_level": "token"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "cispo": {"loss_type": "cispo", "importance_sampling_level": "token"},
 }
 
 
@@ -67,7 +67,7 @@ class Engine:
 
     If the engine is spread over processes, all of them call it at once, each for the same number of
     replies. So a process with fewer conversations left requests some that nobody reads, and one
-    with none left keeps requesting until the last is done (`wait`).
+    with none left keeps requesting until the last is done.
     """
 
     version = 0
@@ -100,11 +100,6 @@ class Engine:
         logprobs = logprobs or [[0.0] * len(reply) for reply in ids]
         return [(list(reply), list(said)) for reply, said in zip(ids, logprobs)][: len(asked)]
 
-    def wait(self) -> None:
-        """Keep requesting until every process has played its episodes to the end."""
-        while self.anybody(False):
-            self.draw([])
-
     def anybody(self, active: bool) -> bool:
         """Does any process have a conversation left?"""
         accelerator = self.trainer.accelerator
@@ -127,13 +122,13 @@ class Rollout:
         stop_ids, tokenizer = frozenset(trainer.eos_token_ids), trainer.processing_class
         if not stop_ids >= {read_template(tokenizer).end} - {None}:
             raise ValueError("TRL's eos_token is not the chat template's end of a turn; set it")
-        device = trainer.accelerator.device
+        device, args = trainer.accelerator.device, trainer.args
         policy = Policy(model, tokenizer, stop_ids, "TRL's", 0, device, today=self.today)
         engine = Engine(trainer, stop_ids, len(prompts))
-        seeds, args = [int(prompt) for prompt in prompts], trainer.args
-        longest = args.max_completion_length
-        groups = play(policy, engine, self.make_env, seeds, 1, longest, args.temperature, 0)
-        engine.wait()
+        how = (1, args.max_completion_length, args.temperature, 0)
+        groups = play(policy, engine, self.make_env, list(map(int, prompts)), *how)
+        while engine.anybody(False):  # until every process has played its episodes to the end
+            engine.draw([])
         episodes = [group[0] for group in groups]
         if mute := [e for e in episodes if True not in e.sampled]:  # TRL cannot use those
             raise ValueError(f"task {mute[0].seed} could not be played: {mute[0].error}")
@@ -191,9 +186,10 @@ def method_of(function: dict) -> Callable:
 
     kinds = {"string": str, "number": float}
     types = {argument: kinds[schema["type"]] for argument, schema in properties.items()}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    parameters += [inspect.Parameter(a, keyword, annotation=t) for a, t in types.items()]
+    parameters = [
+        inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
+        *(inspect.Parameter(a, inspect.Parameter.KEYWORD_ONLY, annotation=types[a]) for a in types),
+    ]
     choices = lambda schema: f" (choices: {json.dumps(schema['enum'])})" if "enum" in schema else ""
     lines = ["", "Args:"] + [f"    {a}: {a}{choices(schema)}" for a, schema in properties.items()]
     method.__name__ = name
@@ -214,11 +210,14 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         refusals.refuse(cfg, "loss", f"TRL has {', '.join(LOSSES)}; choose one of them")
     batch = cfg.num_tasks * cfg.k
     if batch % processes:
-        why = f"{batch} episodes (--num-tasks times --k) cannot be shared by {processes} processes"
-        refusals.refuse(cfg, "num_tasks", f"{why}; use a multiple")
-    loss_type, level = LOSSES[cfg.loss]
+        refusals.refuse(
+            cfg,
+            "num_tasks",
+            f"{batch} episodes (--num-tasks times --k) cannot be shared by {processes} processes; "
+            "use a multiple",
+        )
     low, high = CLIP[cfg.loss]
-    if loss_type == "cispo":  # there TRL's value is the largest ratio itself
+    if cfg.loss == "cispo":  # there TRL's value is the largest ratio itself
         high += 1
     device = pick_device(cfg.device)
     narrow = in_bfloat16(device) and cfg.model not in EMBEDDED  # those are small: float32
@@ -238,8 +237,7 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         "top_p": 1.0,
         "beta": cfg.kl,
         "use_bias_correction_kl": False,
-        "loss_type": loss_type,
-        "importance_sampling_level": level,
+        **LOSSES[cfg.loss],
         "epsilon": low,
         "epsilon_high": high,
         "scale_rewards": "group" if cfg.normalize and cfg.loss != "dr_grpo" else "none",
@@ -296,8 +294,7 @@ def make_trainer(ours: list[str], theirs: list[str]):
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     settings.complete(cfg, size_of(model), why)
     parser = HfArgumentParser(trl.GRPOConfig)
-    processes = PartialState(cpu=cfg.device == "cpu").num_processes
-    parser.set_defaults(**arguments(cfg, processes))
+    parser.set_defaults(**arguments(cfg, PartialState(cpu=cfg.device == "cpu").num_processes))
     (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)
     seeds = [seed for update in range(cfg.updates) for seed in settings.task_seeds(cfg, update)]
     tokenizer, today = AutoTokenizer.from_pretrained(model), cfg.today or date.today().isoformat()

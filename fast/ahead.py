@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from functools import partial, partialmethod
 
 import torch
 
@@ -79,37 +79,40 @@ class InTurn:
         self.cfg, self.policy, self.sampler = cfg, policy, sampler
         self.make_env, self.task_seeds = make_env, task_seeds
         self.seconds: dict[str, float] = {}
-        self.asked: dict[int, tuple] = {}  # {update: (its level, a function that returns it)}
+        # Of each batch that was requested: (its level, a function that returns it), oldest first.
+        self.asked: list[tuple] = []
 
     def batch(self, update: int, level) -> list[list[Episode]]:
         """The groups [num_tasks][k] of an update; also requests those of the next N updates."""
         started = time.monotonic()
         cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
-        newest = max(self.asked, default=update - 1)
-        for number in range(newest + 1, min(update + cfg.async_rollouts + 1, end)):
-            env, seeds = partial(self.make_env, level), parallel.share(self.task_seeds(number))
-            job = (env, seeds, cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
-            self.asked[number] = level, self.ask(job, update)
-        self.level, answer = self.asked.pop(update)  # the curriculum may have moved up since
+        for number in range(update + len(self.asked), min(update + cfg.async_rollouts + 1, end)):
+            job = (
+                partial(self.make_env, level),
+                parallel.share(self.task_seeds(number)),
+                cfg.k,
+                cfg.max_tokens,
+                cfg.temperature,
+                cfg.seed,
+            )
+            self.asked.append((level, self.ask(job, update)))
+        self.level, answer = self.asked.pop(0)  # the curriculum may have moved up since
         groups, self.seconds = answer()
-        answered = time.monotonic()
         groups = parallel.gather(groups)
-        if cfg.async_rollouts or parallel.world() > 1:
-            self.seconds["wait"] = time.monotonic() - (started if cfg.async_rollouts else answered)
+        if cfg.async_rollouts:
+            self.seconds["wait"] = time.monotonic() - started
         for number, group in enumerate(groups):  # every process counted its groups from 0
             for episode in group:
                 episode.group, episode.age = number, update - episode.policy_version
         return groups
 
-    def greedy(self, make_env: Callable, seeds: list[int], update: int) -> list[list[Episode]]:
-        """One episode per seed by the current policy, always with the likeliest token."""
-        return self.once(make_env, seeds, update, 0.0)
-
     def once(self, make_env: Callable, seeds: list[int], update: int, temperature: float):
         """One episode per seed by the current policy: groups [len(seeds)][1]."""
         job = (make_env, parallel.share(seeds), 1, self.cfg.max_tokens, temperature, 0)
         return parallel.gather(self.ask(job, update)()[0])
+
+    greedy = partialmethod(once, temperature=0.0)  # always with the likeliest token
 
     def ask(self, job: tuple, version: int) -> Callable:
         """Return a function that plays the job when called, and returns (groups, seconds by part).
@@ -136,22 +139,18 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
     """Play a job with the current weights -> (groups, seconds by part).
 
     job: the arguments of rollout.play, from make_env to sample_seed. It has to be picklable, so use
-    functools.partial and not lambda. If conversations have several turns, only as many tasks are
-    played at a time as the sampler can keep caches for.
+    functools.partial and not lambda.
     """
     started = time.monotonic()
     sampler.sync(version)
     synced = time.monotonic()
-    make_env, seeds, *how = job
-    size = getattr(sampler, "conversations", None)
-    if not size or getattr(make_env(), "max_turns", None) == 1:
-        size = max(1, len(seeds))  # all of them
-    sampler.seconds, groups = 0.0, []  # spent sampling: sample_each adds them up
-    for first in range(0, len(seeds), size):
-        groups += play(policy, sampler, make_env, seeds[first : first + size], *how)
-    environment = time.monotonic() - synced - sampler.seconds
-    seconds = {"rollout": sampler.seconds, "environment": environment, "sync": synced - started}
-    return groups, dict.fromkeys(SECONDS, 0.0) | seconds
+    sampler.seconds = 0.0  # spent sampling: sample_each adds them up
+    groups = play(policy, sampler, *job)
+    return groups, dict.fromkeys(SECONDS, 0.0) | {
+        "rollout": sampler.seconds,
+        "environment": time.monotonic() - synced - sampler.seconds,
+        "sync": synced - started,
+    }
 
 
 # ------------------------------------------------------------------------------------------ ahead
@@ -193,8 +192,9 @@ class SecondProcess:
         # Not fork: a copy of torch's threads or of a CUDA context does not work.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        arguments = (theirs, load_policy, make_sampler, threads)
-        self.process = context.Process(target=player, args=arguments, daemon=True)
+        self.process = context.Process(
+            target=player, args=(theirs, load_policy, make_sampler, threads), daemon=True
+        )
         self.process.start()
         theirs.close()  # so that the pipe closes if the process dies
         self.jobs = queue.SimpleQueue()
@@ -221,11 +221,11 @@ class SecondProcess:
                 found = self.pipe.recv()
             except Exception as error:  # EOFError or OSError: the other end is gone
                 self.process.join(timeout=1)
-                how = f"{type(error).__name__}, exit code {self.process.exitcode}"
                 found = CannotGoOn(
-                    f"the sampling process was killed or cannot be reached ({how}); is there "
-                    "enough memory? What was saved is kept: go on with --resume, or start again "
-                    "with fewer --num-tasks or without --async-rollouts"
+                    "the sampling process was killed or cannot be reached "
+                    f"({type(error).__name__}, exit code {self.process.exitcode}); is there enough "
+                    "memory? What was saved is kept: go on with --resume, or start again with "
+                    "fewer --num-tasks or without --async-rollouts"
                 )
             if isinstance(found, BaseException):
                 answer.set_exception(found)
@@ -257,8 +257,7 @@ def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None
     seeds; evaluations need none of these. Also sets torch's CPU threads: a second process gets half
     of them.
     """
-    processes = 2 if cfg.async_rollouts else 1
-    threads = max(1, machine.cpu_threads(cfg, policy) // processes)
+    threads = max(1, machine.cpu_threads(cfg, policy) // (2 if cfg.async_rollouts else 1))
     machine.use_cpu(policy.device, threads)
     print(machine.here(cfg, policy))
     if cfg.async_rollouts:

@@ -130,8 +130,13 @@ def collate(episodes: list, pad: int, device) -> Batch:
     ids = padded([torch.tensor(e.token_ids) for e in episodes], padding_value=pad)  # [N, T]
     mask = padded([torch.tensor(e.sampled[1:], dtype=torch.bool) for e in episodes])  # [N, T-1]
     drawn = [p for e in episodes for p, mine in zip(e.logprobs[1:], e.sampled[1:]) if mine]
-    tensors = (ids, mask, mask.nonzero()[:, 0], torch.tensor(drawn))
-    return Batch(episodes, *(tensor.to(device) for tensor in tensors))
+    return Batch(
+        episodes,
+        ids.to(device),
+        mask.to(device),
+        row=mask.nonzero()[:, 0].to(device),
+        behaviour=torch.tensor(drawn, device=device),
+    )
 
 
 def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]]:
@@ -142,15 +147,14 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
-    groups, longest = [e.group for e in episodes], {}
-    for e in episodes:
-        longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
+    by_length = sorted(episodes, key=lambda e: len(e.token_ids))
+    longest = {e.group: len(e.token_ids) for e in by_length}  # a group's last one is its longest
 
     def tokens(rows: list[int]) -> int:
-        once = sum({groups[n]: starts[n] for n in rows}.values())
+        once = sum({episodes[n].group: starts[n] for n in rows}.values())
         return once + len(rows) * max(rests[n] for n in rows)
 
-    by_group = lambda n: (longest[groups[n]], groups[n], rests[n])
+    by_group = lambda n: (longest[episodes[n].group], episodes[n].group, rests[n])
     return pieces(sorted(range(len(episodes)), key=by_group), tokens, max_tokens)
 
 
@@ -223,7 +227,7 @@ class UpdateLog:
         self.look_twice = not any(e.age for group in groups for e in group)
         # All sums exist from the start: a process without episodes has to add zeros.
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        self.last: dict[str, float] = {}  # the sums of the previous epoch
+        self.row = self.found | {"loss": 0.0}  # the columns, if nothing is trained on
 
     def add(self, batch: Batch, out, loss: torch.Tensor) -> None:
         """Add a micro-batch: the policy's output for it (grpo.Output), and its loss."""
@@ -261,40 +265,39 @@ class UpdateLog:
         self.look_twice = False
 
     def end_epoch(self) -> float:
-        """Add up the sums of all processes; returns the loss."""
-        self.last = parallel.sum_numbers(self.sums)
-        self.largest = max(parallel.gather([self.ratio_max]))
-        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        # Before the first step, a ratio other than 1 means that sampler and trainer disagree.
-        first = {name: self.last[name] / self.last["tokens"] for name in ("entropy", "mismatch")}
-        self.found = first | self.found
-        return self.last["loss"]
-
-    def columns(self) -> dict[str, float]:
-        """Means per token of the last epoch, and two quotients for doctor.py."""
-        if not self.last:
-            return self.found | {"loss": 0.0}
-        sums, n = self.last, self.last["tokens"]
-        unused = set() if self.cfg.kl else {"kl_ref"}
-        if self.cfg.importance in ("clip", "none"):
-            unused |= {"importance", "capped"}
-        means = {name: sums[name] / n for name in MEANS if name not in unused}
+        """Add up the sums of all processes, and divide; returns the loss."""
+        sums = parallel.sum_numbers(self.sums)
+        n, corrected = sums["tokens"], self.cfg.importance in ("token", "sequence")
+        known = {"kl_ref": self.cfg.kl > 0, "importance": corrected, "capped": corrected}
+        means = {name: sums[name] / n for name in MEANS if known.get(name, True)}
+        # Those of the first epoch: before the first step, a ratio other than 1 means that sampler
+        # and trainer disagree.
+        self.found = {name: means[name] for name in ("entropy", "mismatch")} | self.found
         stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
         moved = sums["moved"] > 1e-4 * n  # else stretch would be a quotient of rounding errors
-        stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
-        whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": self.largest}
-        return means | self.found | stops | whole
+        self.row = means | self.found | stops
+        self.row |= {
+            "loss": sums["loss"],
+            "stretch": sums["log_ratio"] / sums["moved"] if moved else 1.0,
+            "ratio_max": max(parallel.gather([self.ratio_max])),
+        }
+        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
+        return sums["loss"]
+
+    def columns(self) -> dict[str, float]:
+        """Means per token of the last epoch."""
+        return self.row
 
 
 if __name__ == "__main__":
     from types import SimpleNamespace
 
-    episodes = []
-    for ids, prompt in (([5, 6, 7, 8], 2), ([5, 6, 9], 2)):
-        sampled = [t >= prompt for t in range(len(ids))]
-        logprobs = [-1.0 if mine else 0.0 for mine in sampled]
-        parts = {"token_ids": ids, "sampled": sampled, "logprobs": logprobs, "group": 0}
-        episodes.append(SimpleNamespace(**parts))
+    new = partial(SimpleNamespace, group=0)
+    sampled, logprobs = [False, False, True, True], [0.0, 0.0, -1.0, -1.0]
+    episodes = [
+        new(token_ids=[5, 6, 7, 8], sampled=sampled, logprobs=logprobs),
+        new(token_ids=[5, 6, 9], sampled=sampled[:3], logprobs=logprobs[:3]),
+    ]
     batch = collate(episodes, 0, "cpu")
     print("ids\n", batch.ids, "\nmask: token t+1 was sampled\n", batch.mask.int())
     print("whose token:", batch.row.tolist(), "log-prob as sampled:", batch.behaviour.tolist())

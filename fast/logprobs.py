@@ -55,7 +55,6 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
 
     trunk = getattr(lm, lm.base_model_prefix)
     most = PIECE if ids.device.type == "cpu" else 10**9
-    number = mask.flatten().cumsum(0).view_as(mask)  # [N, T-1] masked tokens up to here
     ends = (mask * torch.arange(1, mask.shape[1] + 1, device=ids.device)).amax(1).tolist()
     lengths = (mask.int().argmax(1) + 1).tolist()  # [N] tokens before the first masked one
     rows_of: dict[tuple, list[int]] = {}  # {prompt: its rows}
@@ -64,7 +63,7 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     saved = sum(len(prompt) * (len(rows) - 1) for prompt, rows in rows_of.items())
     if saved < 0.1 * ids.numel() or not shares_prompts(lm):
         rows_of = {(): sorted(sum(rows_of.values(), []), key=lambda n: ends[n])}
-    found, numbers = [], []
+    found = {}  # {row: its hidden states}
     for prompts in together(rows_of, most):
         P, firsts = len(prompts[0]), [rows_of[prompt][0] for prompt in prompts]
         read = trunk(input_ids=ids[firsts, :P], use_cache=True) if P else None
@@ -74,8 +73,8 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
         for piece in pieces(rows, padded, most):
             last = ends[piece[-1]]  # the last row is the longest
             hidden, cache = [], None
-            own = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
             if P:
+                own = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
                 each = lambda x: x.index_select(0, own)  # noqa: B023
                 hidden.append(each(read.last_hidden_state[:, -1:]))
                 layers = read.past_key_values.layers
@@ -83,11 +82,10 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
             if last > P:
                 how = {"past_key_values": cache, "use_cache": P > 0}
                 hidden.append(trunk(input_ids=ids[piece, P:last], **how).last_hidden_state)
-            here = slice(max(0, P - 1), last)
-            asked = mask[piece, here]  # [n, R], as hidden [n, R, D]
-            found.append(torch.cat(hidden, 1)[asked])
-            numbers.append(number[piece, here][asked])
-    return torch.cat(found)[torch.cat(numbers).argsort()]
+            asked = mask[piece, max(0, P - 1) : last]  # [n, R], as hidden [n, R, D]
+            states = torch.cat(hidden, 1)[asked].split(asked.sum(1).tolist())
+            found |= zip(piece, states)
+    return torch.cat([found[n] for n in sorted(found)])
 
 
 def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
@@ -98,8 +96,7 @@ def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
 
 def shares_prompts(lm: torch.nn.Module) -> bool:
     """Can rows attend to a prompt that was run once? Gradient checkpointing keeps no keys."""
-    checkpoints = lm.training and getattr(lm, "is_gradient_checkpointing", False)
-    return not checkpoints and attends_to_all(lm.config)
+    return not (lm.training and lm.is_gradient_checkpointing) and attends_to_all(lm.config)
 
 
 def attends_to_all(config) -> bool:
@@ -114,7 +111,7 @@ def attends_to_all(config) -> bool:
 # ----------------------------------------------------------------------------------------- the head
 
 
-def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: int | None = None):
+def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
     """Log-prob of every masked token given those before it, and the entropy of its choice.
 
     ids   [N, T] int64, right-padded. Attention is causal and padding comes last, so it needs no
@@ -130,16 +127,13 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: i
 
     The logits of all positions at once, N·T·V floats, are the most common way for RL code to run
     out of memory (V is 151,936 for Qwen3). So the layers run once, and only masked positions go on
-    to the head, `chunk` at a time (None: CHUNK).
+    to the head, a chunk at a time.
     """
-    if not mask.any():
-        return torch.zeros(2, 0, device=ids.device).unbind()
     lm, kind = policy.lm, ids.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
     head, scale = lm.get_output_embeddings().weight, logit_scale(lm) / temperature
-    if chunk is None:
-        chunk = CHUNK if kind == "cuda" else max(FEWEST, min(CHUNK, LOGITS // len(head)))
+    chunk = CHUNK if kind == "cuda" else max(FEWEST, min(CHUNK, LOGITS // len(head)))
     predict = lambda hidden, targets: choices(head_outputs(lm, hidden) * scale, targets)
     # A head that learns is run again in the backward pass.
     way = partial(checkpoint, use_reentrant=False) if head.requires_grad else at_once
@@ -189,17 +183,19 @@ def logit_scale(lm: torch.nn.Module) -> float:
 
 
 if __name__ == "__main__":
+    from torch.nn.utils import parameters_to_vector
+
     from policy import PICO, load_policy, plain_logprobs
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     ids = torch.randint(11, 1024, (8, 184))  # [k, T]: eight replies of 64 tokens …
     ids[:, :120] = ids[0, :120]  # … to one prompt of 120
     mask = torch.arange(183).expand(8, -1) >= 119
-    weights, gradients = list(policy.trainable().values()), []
-    for how in (plain_logprobs, token_logprobs):
-        logprobs, _ = how(policy, ids, mask)
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(logprobs.sum(), weights)])
-        gradients.append(gradient)
-    gap = ((gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()).item()
+    weights = list(policy.trainable().values())
+    plain, shared = (
+        parameters_to_vector(torch.autograd.grad(how(policy, ids, mask)[0].sum(), weights))
+        for how in (plain_logprobs, token_logprobs)
+    )
+    gap = ((plain - shared).abs().max() / plain.abs().max()).item()
     print(f"eight prompts run as one change gradients by {gap:.0e} of the largest")
     assert gap < 1e-4

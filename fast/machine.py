@@ -181,13 +181,9 @@ def cpu_threads(cfg, policy: Policy) -> int:
         return cfg.threads or most
     if policy.lm.config.get_text_config().hidden_size <= NARROW:
         most = min(most, MOST_THREADS)
-    return max(1, int(min(most, quota() or most, free_cores())))
-
-
-def free_cores() -> int:
-    """Cores that no other process keeps busy, measured for half a second."""
-    cores = psutil.cpu_count()
-    return round(cores * (1 - psutil.cpu_percent(interval=0.5) / 100))
+    # Cores that no other process keeps busy, measured for half a second.
+    free = round(psutil.cpu_count() * (1 - psutil.cpu_percent(interval=0.5) / 100))
+    return max(1, int(min(most, quota() or most, free)))
 
 
 def use_cpu(device, threads: int) -> None:
@@ -334,7 +330,7 @@ class Plan:
 
     sampling: float  # at the peak of sampling; infinite if vLLM has no room for its cache
     training: float  # at the peak of an update
-    ahead: float  # while a second process samples on the same card; neither lends memory
+    peak: float  # the larger one; or both, if a second process samples on the same card
 
 
 def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = None) -> Plan:
@@ -358,17 +354,19 @@ def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = 
         idle = GRAPHS if s["vllm_sleep"] else rollout
         # Its cache needs room for 32,768 tokens, or for a longer conversation.
         if rollout < wide * (weights + max(32, talk / 1024) * kv) + VLLM_ROOM:
-            rollout = float("inf")
+            rollout = inf
     else:  # our sampler's copy, and its keys and values, are as wide as the policy's weights
         # A group's first replies, or a few whole conversations: from the second turn on each is
         # sampled by itself.
         tokens = max(s["k"] * opening, ROWS * talk)
         rollout, idle = copy + 1.08 * kv * tokens / 1024 * copy / weights + 0.3, copy
     trainer = held + learnt + update  # gradients are as large as what learns
-    second = rollout + CONTEXT + policy
-    # vLLM has its share of the card; our own sampler in a second process has half of it.
-    ahead = trainer + second if engine == "vllm" else 2 * max(trainer, second)
-    return Plan(held + rollout, trainer + idle, ahead)
+    peak = max(held + rollout, trainer + idle)
+    if s["async_rollouts"]:  # neither process lends the other memory
+        second = rollout + CONTEXT + policy
+        # vLLM has its share of the card; our own sampler in a second process has half of it.
+        peak = trainer + second if engine == "vllm" else 2 * max(trainer, second)
+    return Plan(held + rollout, trainer + idle, peak)
 
 
 def conversation(env: str, max_tokens: int | None = None) -> tuple[int, int]:
@@ -392,9 +390,7 @@ def settings_that_fit(
     """
     for more in TRIES:
         if not more.keys() & asked.keys():
-            found = plan(model, env, card, more.get("engine", engine), asked | more)
-            in_turn = max(found.sampling, found.training)
-            peak = found.ahead if asked.get("async_rollouts") else in_turn
+            peak = plan(model, env, card, more.get("engine", engine), asked | more).peak
             if peak < card.gib:
                 return more, peak
     return None
@@ -436,8 +432,7 @@ def choose_model(
         if fitting:
             why = f"the hub cannot be reached for {model}, and the cache does not have it"
     small = PICO_SWARM if env == "swarm" else PICO
-    fallback = f"so the embedded {small.name} (0.9M parameters) is the policy"
-    return str(small), f"{why}, {fallback}", {}
+    return str(small), f"{why}, so the embedded {small.name} (0.9M parameters) is the policy", {}
 
 
 def engine_for(asked: dict, device) -> str:
@@ -501,8 +496,7 @@ def kept_per_token(policy: Policy, tokens: int = 32) -> float:
     ids = torch.arange(tokens + 1, device=policy.device)[None]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         token_logprobs(policy, ids, torch.ones_like(ids[:, 1:], dtype=torch.bool))
-    size = sum(storage.nbytes() for place, storage in kept.items() if place not in weights)
-    return size / tokens / 2**30
+    return sum(kept[place].nbytes() for place in kept.keys() - weights) / tokens / 2**30
 
 
 def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
@@ -519,8 +513,6 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     # The sampler's copy; gradients and Adam's two moments; logits and other temporaries.
     room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
     kept, longest = kept_per_token(policy), opening + turns * cfg.max_tokens
-    if cfg.env in TALK:
-        longest = conversation(cfg.env, cfg.max_tokens)[0]
     if kept * longest > room and not cfg.gradient_checkpointing:
         cfg.gradient_checkpointing = True
     if cfg.gradient_checkpointing:  # the input of each layer, and all of one layer
@@ -537,8 +529,10 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     if cfg.micro_tokens == MOST_TOKENS:
         return ""
     more = ", gradient_checkpointing" if cfg.gradient_checkpointing else ""
-    size = f"a token takes {1024 * kept:.1f} MB of an update, {free:.1f} GB are free"
-    return f"chosen for this memory: micro_tokens {cfg.micro_tokens}{more} ({size})\n"
+    return (
+        f"chosen for this memory: micro_tokens {cfg.micro_tokens}{more} (a token takes "
+        f"{1024 * kept:.1f} MB of an update, {free:.1f} GB are free)\n"
+    )
 
 
 def checkpoint_activations(policy: Policy) -> None:
@@ -546,11 +540,12 @@ def checkpoint_activations(policy: Policy) -> None:
 
     ValueError if the model has dropout.
     """
-    layers = policy.lm.modules()
-    shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
+    shares = [layer.p for layer in policy.lm.modules() if isinstance(layer, torch.nn.Dropout)]
     if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
-        why = "it would also turn on this model's dropout; leave it out, or set dropout to 0"
-        raise ValueError(f"--gradient-checkpointing: {why}")
+        raise ValueError(
+            "--gradient-checkpointing: it would also turn on this model's dropout; leave it out, "
+            "or set dropout to 0"
+        )
     policy.lm.gradient_checkpointing_enable()
     policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
     policy.checkpointing = True

@@ -54,8 +54,10 @@ def start() -> None:
     mine, n = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if n:
         if mine >= n:
-            number = f"torchrun started a process number {mine + 1} here"
-            raise SystemExit(f"{number}, and there are {n} cards; lower --nproc-per-node")
+            raise SystemExit(
+                f"torchrun started a process number {mine + 1} here, and there are {n} cards; "
+                "lower --nproc-per-node"
+            )
         cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(n)))
         os.environ["CUDA_VISIBLE_DEVICES"] = cards.split(",")[mine]
     # A rollout may keep the others waiting for long. A rank that dies ends torchrun, and that ends
@@ -140,8 +142,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(8, 1), torch.randn(5, 8)
     for row in share(list(rows)):  # two ranks: three rows and two
-        loss = model(row).square().sum() / len(rows)  # divided by the rows of *all* ranks
-        loss.backward()
+        (model(row).square().sum() / len(rows)).backward()  # divided by the rows of *all* ranks
     sum_gradients(model.parameters())
     print(f"{world()} process(es), gradient norm {model.weight.grad.norm():.6f}", flush=True)
     if world() == 1:

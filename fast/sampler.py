@@ -29,7 +29,6 @@ from fast.logprobs import attends_to_all
 from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
 from policy import Policy, Sample, draw, encode, first_line, plain_logprobs, render
 
-SLICE = 32  # conversations at a time on a card in an evaluation: a small model's batch of swarm
 PACK = 8  # finished rows are dropped once they are an eighth of the batch: dropping copies the rest
 
 
@@ -44,14 +43,12 @@ class TorchSampler:
         # most_kept together keep no caches.
         self.room = self.most_kept = 10**12
         if policy.device.type == "cpu":  # it raises no error: the system ends the process
-            free = free_memory() * 2**30 / 2
-            self.room = self.most_kept = int(free / cache_bytes(policy.lm.config))
+            # Half of the free memory, which free_memory has in GiB.
+            self.room = self.most_kept = int(2**29 * free_memory() / cache_bytes(policy.lm.config))
             if policy.lm.config.get_text_config().hidden_size > NARROW:
                 # A wide model keeps the cores busy with fewer rows; more only take memory.
                 self.max_rows = min(max_rows, 128)
         self.version = 0  # how many updates the sampled policy has had
-        # An evaluation has more tasks than a batch. A CPU's memory has room for all their caches.
-        self.conversations = SLICE if policy.device.type == "cuda" else None
 
     def sync(self, version: int = 0) -> None:
         """Sample from the policy's current weights from now on."""
@@ -100,9 +97,9 @@ class TorchSampler:
                 elif len(batch) > 1:
                     self.max_rows = (len(batch) + 1) // 2 * k
                 else:
-                    what = f"{k} replies of {max_tokens} tokens to one prompt ({first_line(error)})"
                     raise CannotGoOn(
-                        f"the card has not enough memory for {what}; lower --k or --max-tokens"
+                        f"the card has not enough memory for {k} replies of {max_tokens} tokens to "
+                        f"one prompt ({first_line(error)}); lower --k or --max-tokens"
                     ) from error
         return [found[g] for g in range(len(prompts))]
 
@@ -114,8 +111,7 @@ class TorchSampler:
         pad = torch.tensor([P - len(p) for p in prompts], device=device)  # [G]
         draws = [np.random.default_rng(seed).random(max_tokens) for row in seeds for seed in row]
         uniforms = torch.tensor(np.array(draws), dtype=torch.float32, device=device)  # [B, steps]
-        samples = [Sample([], [], finished=False) for _ in draws]
-        rows = samples  # those that are decoded
+        rows = samples = [Sample([], [], finished=False) for _ in draws]  # rows: those decoded
         # If only some rows have a cache, all are read again.
         logits = decoder.prefill(ids, pad, k, max_tokens, caches if all(caches) else ())  # [B, V]
         for t in range(max_tokens):
@@ -140,9 +136,8 @@ class TorchSampler:
 def cache_bytes(config) -> int:
     """Bytes that the keys and values of one token take, in float32."""
     config = config.get_text_config()
-    heads = getattr(config, "num_attention_heads", 1)
-    channels = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = getattr(config, "num_key_value_heads", None) or heads
+    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * config.num_hidden_layers * kept * channels * 4
 
 
@@ -301,17 +296,17 @@ class FastDecoder(Decoder):
         self.caches = []
 
     def begin(self, ids: torch.Tensor, caches) -> None:
-        """Make the caches [L] of [2, G, Hkv, P, d], and fill in what earlier turns have read.
+        """Make the caches [L] of [2, G, Hkv, length, d]; fill in what earlier turns have read.
 
         Then `slot` is the first place that some row has not read. The rows' own caches are emptied
         layer by layer, so no more than one layer is in memory twice.
         """
-        (G, P), starts = ids.shape, self.pad.tolist()
+        starts = self.pad.tolist()
         ends = [start + cache[0].shape[2] for start, cache in zip(starts, caches)]
         self.slot = min(ends, default=0)
         for _ in self.layers:
             # Zeros, because padding is masked, and 0 times garbage may be NaN.
-            layer = self.embed.new_zeros(2, G, self.n_kv, P, self.head_dim)
+            layer = self.embed.new_zeros(2, len(ids), self.n_kv, self.length, self.head_dim)
             for row, cache in enumerate(caches):
                 layer[:, row, :, starts[row] : ends[row]] = cache.pop(0)
             self.caches.append(layer)
@@ -358,9 +353,7 @@ class FastDecoder(Decoder):
     def select(self, rows: torch.Tensor) -> None:
         """Go on with these rows."""
         for n, cache in enumerate(self.caches):
-            kept = cache.new_empty(2, len(rows), self.n_kv, self.length, self.head_dim)
-            kept[:, :, :, : self.slot] = cache[:, rows, :, : self.slot]
-            self.caches[n] = kept
+            self.caches[n] = cache[:, rows]
         self.pad = self.pad[rows]
 
     def take(self, row: int) -> list[torch.Tensor]:
@@ -371,8 +364,7 @@ class FastDecoder(Decoder):
 
 def joined(*linears) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight and bias of several projections of the same input as one."""
-    has_bias = linears[0].bias is not None
-    bias = torch.cat([linear.bias for linear in linears]) if has_bias else None
+    bias = torch.cat([x.bias for x in linears]) if linears[0].bias is not None else None
     return torch.cat([folded(linear) for linear in linears]), bias
 
 
@@ -428,7 +420,6 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
     exact, padded = own(0), own(5)
     logits = [fast.prefill(text[:, :16], text.new_zeros(4), 1, 4)]
     logits += [fast.run(token[:, None]) for token in text[:, 16:].T]
-    fast.forget()
     off = lambda x: (exact.exp() * (x - exact).abs()).sum(-1).mean().item()
     return off(torch.stack(logits, 1).log_softmax(-1)), off(padded)
 

@@ -50,19 +50,22 @@ import torch
 from fast.machine import CannotGoOn, out_of_memory
 from fast.sampler import show
 from policy import Policy, Sample, first_line
+from rollout import context_of
 
 # Most tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by this:
 # Qwen3-4B's own 262,144 would cost gigabytes.
 LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as max_lora_rank
+VLLM = {  # variables of its environment, unless they are set
+    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of choices made on purpose
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer needs threads too
+}
 
 
 def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int):
     """vLLM's LLM with the policy's base weights. SystemExit with one sentence if that fails."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of choices made on purpose
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer needs threads too
+    os.environ.update(VLLM | os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
     try:
         from vllm import LLM
     except ImportError as error:
@@ -83,13 +86,11 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
             f"--device {policy.device}: vLLM would take card 0; set "
             f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
         )
-    longest = max(LONGEST, longest)
-    context = getattr(policy.lm.config, "max_position_embeddings", None) or longest
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         # what the trainer computes in
         "dtype": "bfloat16" if policy.bfloat16 else "float32",
-        "max_model_len": min(longest, context),
+        "max_model_len": min(max(LONGEST, longest), context_of(policy)),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # not the model's own
@@ -203,17 +204,11 @@ class VllmSampler:
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
         """k samples of each prompt, [len(prompts)][k]; arguments as in TorchSampler.sample.
 
-        ValueError if a prompt and its reply do not fit into max_len, CannotGoOn if vLLM fails,
-        each with a one-sentence message.
+        A prompt and its reply have to fit into max_len, as rollout.play takes care. CannotGoOn with
+        a one-sentence message if vLLM fails.
         """
         from vllm import SamplingParams
 
-        longest = max(map(len, prompts), default=0)
-        if longest + max_tokens > self.max_len:
-            raise ValueError(
-                f"a conversation of {longest} tokens and a reply of up to {max_tokens} are more "
-                f"than the {self.max_len} that vLLM was started for; lower --max-tokens"
-            )
         how = {
             "temperature": temperature,
             "top_p": 1.0,

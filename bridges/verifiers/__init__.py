@@ -94,11 +94,11 @@ def make_env(environment: dict[str, Any]):
     To forbid thinking, tell the template too: enable_thinking in chat_template_kwargs, or in the
     renderer.
     """
-    settings = dict(environment)
-    name = settings.pop("type")
+    name = environment["type"]
     text = {f.name for f in fields(WORLDS[name]) if f.type is str}
+    # flags have dashes
+    settings = {key.replace("-", "_"): x for key, x in environment.items() if key != "type"}
     # pydantic_config turns version = "0.2" into a number
-    settings = {key.replace("-", "_"): x for key, x in settings.items()}  # flags have dashes
     settings = {key: str(x) if key in text else x for key, x in settings.items()}
     return WORLDS[name](**ASIDE.get(name, {}) | settings)
 
@@ -182,11 +182,6 @@ def tokenizer_of(model: str):
     return load_tokenizer(model)
 
 
-def template_of(model: str | None):
-    """What the chat template of a model does; of an unknown one, what Qwen's does."""
-    return chat.read_template(tokenizer_of(model)) if model else chat.QWEN
-
-
 def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str | None:
     """The last reply, decoded from the sampled tokens; None if there are none.
 
@@ -225,7 +220,8 @@ class InProcess(vf.Harness[InProcessConfig]):
         talk += env.reset(data.seed)
         # As policy.render does for a chat template that leaves tools out. A renderer shows its
         # template, but a chat server does not: there you have to say so (tools_as_text).
-        template = template_of(getattr(ctx.client, "renderer_model_name", None))
+        model = getattr(ctx.client, "renderer_model_name", None)
+        template = chat.read_template(tokenizer_of(model)) if model else chat.QWEN
         as_text = self.config.tools_as_text or not template.tools
         opened = template.opens if env.think else ""  # the prompt's own <think>, not sampled
         request = {"model": ctx.model}
