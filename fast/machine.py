@@ -513,6 +513,8 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     # The sampler's copy; gradients and Adam's two moments; logits and other temporaries.
     room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
     kept, longest = kept_per_token(policy), opening + turns * cfg.max_tokens
+    if cfg.env in TALK:  # with what comes between the replies
+        longest = conversation(cfg.env, cfg.max_tokens)[0]
     if kept * longest > room and not cfg.gradient_checkpointing:
         cfg.gradient_checkpointing = True
     if cfg.gradient_checkpointing:  # the input of each layer, and all of one layer
