@@ -171,8 +171,7 @@ def play(
         players += open_group(policy, make_env, seed, g, k, max_before)
     # The sampler can keep what it has computed for a conversation; the next turn then
     # reads only what is new. If an episode has one turn, that is useless.
-    one_turn = getattr(players[0].env, "max_turns", None) == 1
-    keep_cache = not one_turn
+    keep_cache = getattr(players[0].env, "max_turns", None) != 1
     active = still_playing(players)
     while active:
         prompts = [p.episode.token_ids for p in active]

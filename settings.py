@@ -207,9 +207,10 @@ def complete(
     small_swarm = cfg.env == "swarm" and n_parameters <= SMALL_MODEL
     if small_swarm and "error_penalty" not in given(cfg):
         cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
-    chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
-    size = f"{n_parameters / 1e6:.1f}M parameters"
-    print(f"{why}\nchosen for {size}: {chosen}, max_tokens {cfg.max_tokens}")
+    print(
+        f"{why}\nchosen for {n_parameters / 1e6:.1f}M parameters: lr {cfg.lr:g}, "
+        f"sft_lr {cfg.sft_lr:g}, updates {cfg.updates}, max_tokens {cfg.max_tokens}"
+    )
 
 
 def fill(cfg: Config, defaults: dict) -> None:

@@ -149,13 +149,11 @@ def prepare(cfg: Config, user_flags: set[str]):
     env = env_of_level(cfg.difficulty)
     opening = env.reset(task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
-    fitted = fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1))
-    print(fitted, end="")
+    print(fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1)), end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
-    seeds_of = partial(task_seeds, cfg)
     return policy, open_rollouts(
-        cfg, policy, load=load, make_env=env_of_level, task_seeds=seeds_of
+        cfg, policy, load, env_of_level, task_seeds=partial(task_seeds, cfg)
     )
 
 
