@@ -353,7 +353,7 @@ class FastDecoder(Decoder):
     def select(self, rows: torch.Tensor) -> None:
         """Go on with these rows."""
         for n, cache in enumerate(self.caches):
-            self.caches[n] = cache[:, rows]
+            self.caches[n] = cache.index_select(1, rows)
         self.pad = self.pad[rows]
 
     def take(self, row: int) -> list[torch.Tensor]:
