@@ -315,7 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "held-out tasks": lambda arm: len(scores(arm)[0]),
             "right format": mean("format", ".0%"),
             "right anywhere": mean("found", ".1%"),
-            "GRPO minus this": gain("grpo", but=("base", "grpo_more", "way_start", "way_grpo")),
+            "GRPO minus this": gain("grpo", but=("base", "grpo_more", "way_grpo")),
         },
     ),
     "real_gain": lambda: made(
