@@ -88,9 +88,12 @@ def evaluate_policy(
         records.append(folder / "evals.jsonl", line)
         if trained:
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
-        shown = [f"{name} {value}" for name, value in headline(played).items()]
-        title = f"eval {stage:10} update {update:4}  {tasks}"
-        records.say(folder, "  ".join([title, *shown]) + records.broken(groups))
+        shown = "  ".join(f"{name} {x}" for name, x in headline(played).items())
+        records.say(
+            folder,
+            f"eval {stage:10} update {update:4}  {tasks}  {shown}"
+            + records.broken(groups),
+        )
     return results
 
 

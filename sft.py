@@ -113,9 +113,10 @@ def sft_step(
     own = parallel.share(by_length)  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
     loss = 0.0
-    pad = policy.tokenizer.pad_token_id
     for indices in cut(own, micro_tokens):
-        batch = collate([own[i] for i in indices], pad, policy.device)
+        batch = collate(
+            [own[i] for i in indices], policy.tokenizer.pad_token_id, policy.device
+        )
         logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
         part_loss = -logprobs.sum() / n
         part_loss.backward()

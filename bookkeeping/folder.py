@@ -40,6 +40,7 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 from filelock import FileLock, Timeout
@@ -69,6 +70,8 @@ MAY_CHANGE = (
     "gradient_checkpointing",
 )
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
+# {type of a flag: what config.json may hold for it}; other types are stored as they are
+SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
 
 # This process's run folder, once it has one. What a run that did not finish says at its end depends
 # on what is in it (guard.one_sentence).
@@ -168,8 +171,15 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
             "stopped before it began; check the path, or start the same command again"
         )
     lock = claim(folder)
-    with foreign(folder / "config.json"):
-        cfg = type(given)(**read(folder / "config.json"))
+    saved = read(folder / "config.json")
+    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(given)).items()}
+    wrong = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
+    if wrong:
+        raise ValueError(
+            f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
+            "check the path, or restore the file"
+        )
+    cfg = type(given)(**saved)
     if CODE.search(cfg.env) and cfg.env != given.env:
         raise SystemExit(
             f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
@@ -367,8 +377,10 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
     adapter = load_file(folder / "adapter_model.safetensors")
     own = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
-    if own.keys() != adapter.keys():  # peft would skip some silently
-        raise ValueError("the adapter has other weights than the policy's")
+    alone = own.keys() ^ adapter.keys()
+    if alone:  # peft would skip them silently
+        one = min(alone)[:100]
+        raise ValueError(f"{len(alone)} weights are only in it or in the policy, {one!a} for one")
     set_peft_model_state_dict(policy.model, adapter)
 
 

@@ -8,7 +8,7 @@ wrapper before a model is loaded; there a failure ends the command.
 
 Our own three are played without it. Any string is a legal reply to them, and tests/test_hostile.py
 plays them through the wrapper to show it. So if you edit one of them and make a mistake, the run
-ends with a traceback.
+ends with a traceback (a ValueError ends only its episode: rollout.failure_ends).
 
 A known failure ends a run with one sentence and no traceback: `one_sentence`.
 

@@ -129,6 +129,8 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
     out of memory (V is 151,936 for Qwen3). So the layers run once, and only masked positions go on
     to the head, a chunk at a time.
     """
+    if not mask.any():
+        return torch.zeros(2, 0, device=ids.device).unbind()
     lm, kind = policy.lm, ids.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]

@@ -43,8 +43,8 @@ class TorchSampler:
         # most_kept together keep no caches.
         self.room = self.most_kept = 10**12
         if policy.device.type == "cpu":  # it raises no error: the system ends the process
-            # Half of the free memory, which free_memory has in GiB.
-            self.room = self.most_kept = int(2**29 * free_memory() / cache_bytes(policy.lm.config))
+            free = free_memory() * 2**30 / 2
+            self.room = self.most_kept = int(free / cache_bytes(policy.lm.config))
             if policy.lm.config.get_text_config().hidden_size > NARROW:
                 # A wide model keeps the cores busy with fewer rows; more only take memory.
                 self.max_rows = min(max_rows, 128)
@@ -111,7 +111,8 @@ class TorchSampler:
         pad = torch.tensor([P - len(p) for p in prompts], device=device)  # [G]
         draws = [np.random.default_rng(seed).random(max_tokens) for row in seeds for seed in row]
         uniforms = torch.tensor(np.array(draws), dtype=torch.float32, device=device)  # [B, steps]
-        rows = samples = [Sample([], [], finished=False) for _ in draws]  # rows: those decoded
+        samples = [Sample([], [], finished=False) for _ in draws]
+        rows = samples  # those that are decoded
         # If only some rows have a cache, all are read again.
         logits = decoder.prefill(ids, pad, k, max_tokens, caches if all(caches) else ())  # [B, V]
         for t in range(max_tokens):

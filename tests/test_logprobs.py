@@ -158,9 +158,10 @@ def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_
     assert_close(plain_gradients, fast_gradients)
 
 
-def test_an_empty_mask_gives_no_logprobs(tiny):
+@pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])
+def test_an_empty_mask_gives_no_logprobs(tiny, how):
     ids = random_rows(2, 6)
-    for tensor in plain_logprobs(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
+    for tensor in how(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
         assert tensor.shape == (0,) and tensor.dtype == torch.float32
 
 
