@@ -32,8 +32,6 @@ Run me: `python -m bridges.trl --updates 2 --num-tasks 2 --k 2 --max-tokens 64` 
 trains pico_base on letters (pip install -r requirements/all.txt).
 """
 
-import inspect
-import json
 import sys
 from collections.abc import Callable
 from datetime import date
@@ -49,7 +47,6 @@ from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
 from policy import EMBEDDED, Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play
-from swarm.tools import write_call
 
 # Our loss -> TRL's loss_type and importance_sampling_level. As with ours, its grpo is the mean over
 # each reply, and dapo the mean over all tokens (grpo.py has the table).
@@ -141,62 +138,6 @@ class Rollout:
             "logprobs": cut("logprobs") if engine.told else None,
             "earned": [e.reward for e in episodes],
         }
-
-
-def tool_environment(make_env: Callable[[], object]) -> type:
-    """A class for TRL's environment_factory, from one of our environments with tools (swarm).
-
-    There TRL's own loop plays, alone or with other people's environments: GRPOTrainer(model=…,
-    environment_factory={"swarm": tool_environment(make_env)}), with rows such as {"prompt":
-    [{"role": "user", "content": ""}], "environment": "swarm", "seed": 7}. A public method is a
-    tool, and get_reward is the reward. It differs from Rollout, which plays as train.py does: a
-    reply without a call ends the episode (the rest counts as passed), two calls are both carried
-    out, and max_completion_length limits the whole episode.
-    """
-
-    class Session:
-        def reset(self, seed: int, **_) -> str:
-            self._env, self._done = make_env(), False
-            return self._env.reset(seed)[-1]["content"]
-
-        def get_reward(self) -> float:
-            return self._env.score()["reward"]
-
-        def _call(self, name: str, arguments: dict) -> str:
-            if self._done:
-                return "the episode is over"
-            messages, self._done = self._env.step(write_call(name, arguments))
-            return messages[-1]["content"] if messages else "the end"
-
-    env = make_env()
-    env.reset(0)
-    if not env.tools:
-        raise ValueError(f"{type(env).__name__} has no tools, and TRL's loop plays by tools alone")
-    for tool in env.tools:
-        setattr(Session, tool["function"]["name"], method_of(tool["function"]))
-    return Session
-
-
-def method_of(function: dict) -> Callable:
-    """A tool's JSON schema as a method, from whose signature and docstring TRL makes a schema."""
-    name, properties = function["name"], function["parameters"]["properties"]
-
-    def method(self, **arguments) -> str:
-        return self._call(name, arguments)
-
-    kinds = {"string": str, "number": float}
-    types = {argument: kinds[schema["type"]] for argument, schema in properties.items()}
-    parameters = [
-        inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
-        *(inspect.Parameter(a, inspect.Parameter.KEYWORD_ONLY, annotation=types[a]) for a in types),
-    ]
-    choices = lambda schema: f" (choices: {json.dumps(schema['enum'])})" if "enum" in schema else ""
-    lines = ["", "Args:"] + [f"    {a}: {a}{choices(schema)}" for a, schema in properties.items()]
-    method.__name__ = name
-    method.__signature__ = inspect.Signature(parameters, return_annotation=str)
-    method.__annotations__ = types | {"return": str}
-    method.__doc__ = "\n".join([function["description"], *(lines if properties else [])])
-    return method
 
 
 def reward_of(earned: list[float], **_) -> list[float]:

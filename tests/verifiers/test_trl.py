@@ -14,17 +14,13 @@ import pytest
 
 trl = pytest.importorskip("trl", reason="not installed here; `make test-all` does it")
 
-from datasets import Dataset
-from transformers import AutoTokenizer
 
 import grpo
 import settings
 from bookkeeping import refusals
 from bridges import trl as bridge
-from env_alphabet import Alphabet
 from policy import PICO, PICO_SWARM, Sample, load_policy
 from rollout import play
-from swarm.tools import write_call
 
 ROOT = Path(__file__).resolve().parents[2]
 # For several processes on one machine; ACCELERATE_USE_CPU makes them processes of a CPU. (--cpu
@@ -122,39 +118,3 @@ def test_our_settings_become_trls():
     assert (args.top_k, args.top_p, args.temperature) == (0, 1.0, 1.0)
     assert trainer.train_dataset["prompt"][:3] == ["0", "1", "2"]
     assert bridge.size_of(str(PICO)) == load_policy(str(PICO), 0, 64, "cpu").n_parameters
-
-
-def test_trls_own_loop_plays_the_swarm_by_its_tools(tmp_path, monkeypatch):
-    """An environment_factory by name; the reward is the environment's own, of what was called."""
-    cfg = settings.Config(env="swarm")
-    refusals.check(cfg)
-    make_env = partial(settings.make_env, cfg, cfg.difficulty)
-    with pytest.raises(ValueError, match="Alphabet has no tools"):
-        bridge.tool_environment(Alphabet)
-    tokenizer = AutoTokenizer.from_pretrained(PICO_SWARM)
-    # TRL reads calls by templates that it knows
-    template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
-    tokenizer.chat_template = template.read_text()
-    small = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 2000}
-    quiet = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
-    row = {"prompt": [{"role": "user", "content": ""}], "environment": "swarm", "seed": 3}
-    trainer = trl.GRPOTrainer(
-        model=str(PICO_SWARM),
-        processing_class=tokenizer,
-        args=trl.GRPOConfig(output_dir=str(tmp_path), max_steps=1, **small, **quiet),
-        train_dataset=Dataset.from_list([row]),
-        environment_factory={"swarm": bridge.tool_environment(make_env)},
-    )
-    calls = [write_call("pass_turn", {}), write_call("post", {"content": "1 < 2"})]
-    said = [[f"{text}<|im_end|>"] * 2 for text in [*calls, "That is all."]]
-    speak = lambda *_, **__: (tokenizer(said.pop(0), add_special_tokens=False)["input_ids"], None)
-    monkeypatch.setattr(trainer, "_generate_single_turn", speak)
-    trainer.train()
-    ours = make_env()
-    ours.reset(3)
-    for call in calls:
-        ours.step(call)
-    assert [session._env.score() for session in trainer.environments] == [ours.score()] * 2
-    (line,) = [line for line in trainer.state.log_history if "reward" in line]
-    assert line["reward"] == pytest.approx(ours.score()["reward"]) and not said
-    assert line["tools/call_frequency"] == 2 and line["tools/failure_frequency"] == 0
