@@ -19,8 +19,7 @@ pool of the standard library would wait for its batches at Ctrl-C, and outlive a
 
 On a GPU the second process holds its own copy of the weights. Neither process lends the other
 memory, so vLLM's share of the card has to fit next to the trainer: 94 GiB for Qwen3-4B and the
-defaults, 68 with --micro-tokens 4096 (computed). A run that would not fit is refused
-(fast/machine.py).
+defaults, 68 with --micro-tokens 4096 (computed).
 
 Run me: `python -m fast.ahead` plays two batches ahead.
 """
@@ -61,7 +60,7 @@ def make_sampler(cfg, policy: Policy):
             cfg.vllm_memory,
             seeded=cfg.vllm_seeds,
             sleeps=cfg.vllm_sleep,
-            longest=machine.conversation(cfg.env, cfg.max_tokens)[0],
+            longest=machine.longest_conversation(cfg.env, cfg.max_tokens),
         )
     sampler = TorchSampler(policy)
     print(sampler.decoder.why)

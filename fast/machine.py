@@ -6,7 +6,7 @@
     quota of a container    cgroup, v2       none             none
 
 We run it on Linux only; tests/test_machine.py takes away what the others lack. The second half of
-the file plans the memory of a card, and chooses the model and settings that fit it.
+the file chooses a model that fits a card, and settings that fit a CPU's memory.
 
 Run me: `python -m fast.machine` says what this machine has, and what fits on which card.
 """
@@ -19,14 +19,12 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import product
+from functools import cache
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import torch
@@ -237,7 +235,8 @@ def here(cfg, policy: Policy) -> str:
     kind, n = policy.device.type, torch.get_num_threads()
     where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
     if kind == "cuda":
-        where = f"{torch.cuda.get_device_name(policy.device)} with {card_of(policy.device)}"
+        name = torch.cuda.get_device_name(policy.device)
+        where = f"{name} with {card_of(policy.device):.0f} GB of GPU memory"
     elif kind == "mps":
         where = "Apple's GPU (MPS), which we have not tested"
     wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
@@ -246,162 +245,41 @@ def here(cfg, policy: Policy) -> str:
 
 # ------------------------------------------------------------------------------- what fits a card
 
-# A run's peak is what it always holds (CUDA's context, the weights, the trained weights and their
-# two moments in Adam) plus the larger of sampling (a second copy of the weights, keys and values)
-# and training (gradients, activations, the logits of a chunk). --model auto takes the largest model
-# of ROOMY that fits and has room, with the first settings of TRIES that make it fit. These change
-# how an update is computed and never what is learnt; flags that were typed stay as they are.
-#
-# GiB of: weights in bfloat16; LoRA of rank 32 in float32; and per 1,024 tokens the keys and values,
-# an update's activations, and those with gradient checkpointing. Computed from the models' shapes
-# by lab/speed/memory.py of commit 22b9273, which counted what autograd keeps; an H100 took less
-# (docs/hardware.md).
-SIZES = {
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": (56.9, 0.1, 0.093, 7.15, 0.3),  # LoRA on attention only
-    BIG: (7.5, 0.25, 0.141, 6.46, 0.41),
-    "Qwen/Qwen3-1.7B": (3.21, 0.13, 0.11, 3.34, 0.24),
-    "Qwen/Qwen3-0.6B": (1.11, 0.08, 0.11, 2.1, 0.11),
-}
-# GiB of the smallest card for which auto takes a model. By the plan each fits on less, but that is
-# not measured, and it would be slow: activations computed twice, hardly any room to sample the 128
-# replies of a batch. If you want that, name the model, and a line says what makes it fit.
-ROOMY = {BIG: 32, "Qwen/Qwen3-1.7B": 20, "Qwen/Qwen3-0.6B": 0}
-CONTEXT, LOGITS = 0.6, 1.4  # GiB: CUDA's context; a chunk's logits and what goes with them
-GRAPHS, VLLM_ROOM = 1.0, 2.3  # GiB: what vLLM keeps asleep; what it needs besides its cache
-ALL_WEIGHTS = 1.18  # factor on activations if all weights learn: norms keep their inputs too
-ROWS = 8  # conversations that our own sampler should play at once, at least
-# The longest conversation: (replies, tokens of each, all tokens in between).
-TALK = {
-    "letters": (1, 2048, 192),
-    "alphabet": (3, 768, 596),
-    "swarm": (25, 512, 4700),
-    "yours": (1, 512, 3584),
-}
-# A 4B model then takes 63 of an A100's 80 GB; with 16,384 it would take 115 (computed).
-MOST_TOKENS = 8192
-# The settings of a run that the plan reads, with the defaults of settings.py (a test compares
-# them).
-DEFAULTS = {
-    "lora_rank": 32,
-    "k": 16,
-    "max_tokens": None,
-    "micro_tokens": MOST_TOKENS,
-    "gradient_checkpointing": False,
-    "engine": "auto",
-    "plain": False,
-    "vllm_memory": 0.3,
-    "vllm_sleep": True,
-    "async_rollouts": 0,
-}
-# Settings that may make a run fit: the first that do are taken. vLLM is given up last.
-SHARES = [{"vllm_memory": share} for share in (0.4, 0.5, 0.6)]
-MENDS = (
-    {},
-    {"micro_tokens": 4096},
-    {"gradient_checkpointing": True},
-    {"gradient_checkpointing": True, "micro_tokens": 4096},
-)
-TRIES = [first | mend for first, mend in product(({}, *SHARES, {"engine": "torch"}), MENDS)]
+# What --model auto takes on a card of at least so many GiB: the model, and settings that make an
+# update of it fit, with vLLM or without. They change how an update is computed and never what is
+# learnt. All are computed from the models' shapes and none was measured; on an H100 a 4B took two
+# thirds of what was computed (docs/hardware.md).
+SMALLER, CHECKPOINTED = {"micro_tokens": 4096}, {"gradient_checkpointing": True}
+SHARE, HALF = {"vllm_memory": 0.4}, {"vllm_memory": 0.5}
+AUTO = [
+    (70, BIG, {}),
+    (37, BIG, SHARE | SMALLER),
+    (21, "Qwen/Qwen3-1.7B", HALF | SMALLER),
+    (14, "Qwen/Qwen3-0.6B", HALF | SMALLER),
+    (7, "Qwen/Qwen3-0.6B", {"engine": "torch"} | CHECKPOINTED),
+]
+# In swarm one conversation can be longer than micro_tokens.
+AUTO_SWARM = [
+    (125, BIG, {}),
+    (70, BIG, CHECKPOINTED),
+    (37, BIG, SHARE | CHECKPOINTED),
+    (21, "Qwen/Qwen3-1.7B", HALF | CHECKPOINTED),
+    (14, "Qwen/Qwen3-0.6B", HALF | CHECKPOINTED),
+]
+# The longest conversation: (replies, all tokens in between).
+TALK = {"letters": (1, 192), "alphabet": (3, 596), "swarm": (25, 4700)}
+MOST_TOKENS = 8192  # --micro-tokens, unless memory is short
 
 
-@dataclass(frozen=True)
-class Card:
-    gib: float  # usable, as torch reports it
-    bfloat16: bool = True  # if not, all of the plan is in float32, twice as wide
-
-    def __str__(self) -> str:
-        return f"{self.gib:.0f} GB of GPU memory"
+def longest_conversation(env: str, max_tokens: int) -> int:
+    """Tokens of the longest conversation, with replies of max_tokens."""
+    replies, between = TALK.get(env, (1, 3584))  # of your own environment nothing is known
+    return replies * max_tokens + between
 
 
-CARDS = {
-    "T4, 15 GB": Card(14.6, bfloat16=False),
-    "Ampere, 16 GB": Card(15.7),
-    "Ampere, 24 GB": Card(23.6),
-    "A100, 40 GB": Card(39.4),
-    "Ampere, 48 GB": Card(47.4),
-    "A100, 80 GB": Card(79.1),
-    "H200, 141 GB": Card(139.7),
-}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """GiB that a run of a model of SIZES takes on a card."""
-
-    sampling: float  # at the peak of sampling; infinite if vLLM has no room for its cache
-    training: float  # at the peak of an update
-    peak: float  # the larger one; or both, if a second process samples on the same card
-
-
-def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = None) -> Plan:
-    """engine: torch or vllm; settings: those that differ from DEFAULTS."""
-    s = DEFAULTS | (settings or {})
-    weights, adapter, kv, plain, checkpointed = SIZES[model]
-    wide = 1 if card.bfloat16 else 2
-    talk, opening = conversation(env, s["max_tokens"])
-    if s["lora_rank"]:
-        learnt, copy = adapter * s["lora_rank"] / 32, wide * weights
-        policy, cast = copy + learnt, 0
-    else:  # all weights learn, in float32; the forward pass casts them to bfloat16
-        learnt = copy = policy = 2 * weights
-        cast = weights
-        plain *= ALL_WEIGHTS
-    activations = checkpointed if s["gradient_checkpointing"] else plain
-    update = wide * (LOGITS + cast + activations * max(s["micro_tokens"], talk) / 1024)
-    held = CONTEXT + policy + 2 * learnt  # Adam has two moments of every trained weight
-    if engine == "vllm":
-        rollout = s["vllm_memory"] * card.gib
-        idle = GRAPHS if s["vllm_sleep"] else rollout
-        # Its cache needs room for 32,768 tokens, or for a longer conversation.
-        if rollout < wide * (weights + max(32, talk / 1024) * kv) + VLLM_ROOM:
-            rollout = inf
-    else:  # our sampler's copy, and its keys and values, are as wide as the policy's weights
-        # A group's first replies, or a few whole conversations: from the second turn on each is
-        # sampled by itself.
-        tokens = max(s["k"] * opening, ROWS * talk)
-        rollout, idle = copy + 1.08 * kv * tokens / 1024 * copy / weights + 0.3, copy
-    trainer = held + learnt + update  # gradients are as large as what learns
-    peak = max(held + rollout, trainer + idle)
-    if s["async_rollouts"]:  # neither process lends the other memory
-        second = rollout + CONTEXT + policy
-        # vLLM has its share of the card; our own sampler in a second process has half of it.
-        peak = trainer + second if engine == "vllm" else 2 * max(trainer, second)
-    return Plan(held + rollout, trainer + idle, peak)
-
-
-def conversation(env: str, max_tokens: int | None = None) -> tuple[int, int]:
-    """Tokens of the longest conversation, and of its first turn, with replies of max_tokens."""
-    replies, usual, between = TALK.get(env, TALK["yours"])
-    reply = max_tokens or usual
-    return replies * reply + between, reply + between
-
-
-def card_of(device) -> Card:
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return Card(memory / 2**30, in_bfloat16(device))
-
-
-def settings_that_fit(
-    model: str, env: str, card: Card, engine: str, asked: dict
-) -> tuple[dict, float] | None:
-    """(settings that make a run of this model fit the card, GiB at its peak), or None.
-
-    engine: the one that samples, unless the fit needs another; asked: {flag: value} that stay.
-    """
-    for more in TRIES:
-        if not more.keys() & asked.keys():
-            peak = plan(model, env, card, more.get("engine", engine), asked | more).peak
-            if peak < card.gib:
-                return more, peak
-    return None
-
-
-def choices(env: str, card: Card, engine: str, asked: dict) -> Iterator[tuple[str, dict, float]]:
-    """(model, settings, GiB at the peak) of the models that auto may take, the largest first."""
-    for model, least in ROOMY.items():
-        found = settings_that_fit(model, env, card, engine, asked)
-        if found and card.gib >= least:
-            yield model, *found
+def card_of(device) -> float:
+    """GiB of a card, as torch reports them."""
+    return torch.cuda.get_device_properties(device).total_memory / 2**30
 
 
 def choose_model(
@@ -409,63 +287,29 @@ def choose_model(
 ) -> tuple[str, str, dict]:
     """(path or hub id, one line that says why, settings that make it fit).
 
-    `auto` is the largest of ROOMY that fits here, else the embedded model. asked: {flag: value}
-    that stay as they are; None if the model will not be trained. A model that you name gets advice
-    but no settings.
+    `auto` is the largest model of AUTO that fits here and can be fetched, else the embedded one.
+    asked: {flag: value} that stay as they are.
     """
     device = pick_device(device)
-    on_card = torch.device(device).type == "cuda"
     if name != "auto":
-        trained = on_card and asked is not None and name in SIZES
-        advice = advise(name, env, device, asked) if trained else ""
-        return EMBEDDED.get(name, name), f"model {name}, as asked{advice}", {}
+        return EMBEDDED.get(name, name), f"model {name}, as asked", {}
     why = "a CPU was asked for" if torch.cuda.is_available() else "no CUDA device"
-    if on_card:
-        card, asked = card_of(device), asked or {}
-        fitting = list(choices(env, card, engine_for(asked, device), asked))
-        for model, settings, peak in fitting:
-            if within_reach(model):
-                how = f"with {typed(settings) or 'the defaults'} (about {peak:.0f} GB, computed)"
-                return model, f"{model}: the choice for {card}, {how}", settings
-        flags = typed({flag: value for flag, value in asked.items() if flag in DEFAULTS})
-        why = f"no Qwen3 fits {card} with --env {env} {flags}".strip()
-        if fitting:
-            why = f"the hub cannot be reached for {model}, and the cache does not have it"
+    if torch.device(device).type == "cuda":
+        card = f"{card_of(device):.0f} GB of GPU memory"
+        room = card_of(device) / (1 if in_bfloat16(device) else 2)  # float32 is twice as wide
+        why = f"no Qwen3 fits {card} with --env {env}"
+        for least, model, fits in AUTO_SWARM if env == "swarm" else AUTO:
+            if room >= least and within_reach(model):
+                settings = {flag: x for flag, x in fits.items() if flag not in (asked or {})}
+                how = ", ".join(f"{flag} {x}" for flag, x in settings.items()) or "the defaults"
+                return model, f"{model}: the choice for {card}, with {how} (computed)", settings
+            if room >= least:
+                why = f"the hub cannot be reached for {model}, and the cache does not have it"
     small = PICO_SWARM if env == "swarm" else PICO
     return str(small), f"{why}, so the embedded {small.name} (0.9M parameters) is the policy", {}
 
 
-def engine_for(asked: dict, device) -> str:
-    """The engine that samples on a card if these flags were typed."""
-    return which(SimpleNamespace(**DEFAULTS | asked), device)[0]
-
-
-def advise(model: str, env: str, device, asked: dict) -> str:
-    """Advice on a named model that does not fit; "" if it fits.
-
-    ValueError if a second process would not fit next to it: the first update would end the run.
-    """
-    card = card_of(device)
-    found = settings_that_fit(model, env, card, engine_for(asked, device), asked)
-    if found and not found[0]:
-        return ""
-    more = f"it fits with {typed(found[0])}" if found else "no setting that we know makes it fit"
-    misfit = f"by the plan it does not fit {card}: {more}"
-    if asked.get("async_rollouts"):
-        raise ValueError(f"{model} with --async-rollouts, a second process on the card; {misfit}")
-    return f"; {misfit}"
-
-
-def typed(settings: dict) -> str:
-    """Settings as they are typed: --micro-tokens 4096 --gradient-checkpointing --no-vllm-sleep."""
-    words = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        on_off = f"--{flag}" if value else f"--no-{flag}"
-        words.append(on_off if isinstance(value, bool) else f"--{flag} {value}")
-    return " ".join(words)
-
-
+@cache
 def within_reach(model: str) -> bool:
     """Is it in the local cache, or does the hub answer?"""
     from huggingface_hub import hf_hub_download
@@ -514,7 +358,7 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
     kept, longest = kept_per_token(policy), opening + turns * cfg.max_tokens
     if cfg.env in TALK:  # with what comes between the replies
-        longest = conversation(cfg.env, cfg.max_tokens)[0]
+        longest = longest_conversation(cfg.env, cfg.max_tokens)
     if kept * longest > room and not cfg.gradient_checkpointing:
         cfg.gradient_checkpointing = True
     if cfg.gradient_checkpointing:  # the input of each layer, and all of one layer
@@ -556,8 +400,7 @@ def checkpoint_activations(policy: Policy) -> None:
 if __name__ == "__main__":
     print(f"{sys.platform}: at most {peak_memory():.2f} GiB held so far")
     print(f"cores: {os.cpu_count()}, of which a container may use: {quota() or 'all'}")
-    print("\nWhat --model auto takes, with vLLM (on a T4 without), and GiB at the peak:")
-    for env, (name, card) in product(TALK, CARDS.items()):
-        engine = "vllm" if card.bfloat16 else "torch"
-        for model, settings, peak in list(choices(env, card, engine, {}))[:1]:
-            print(f"  {env:9} {name:14} {peak:6.1f}  {model.split('/')[1]} {typed(settings)}")
+    for env, rows in {"letters": AUTO, "swarm": AUTO_SWARM}.items():
+        print(f"\nWhat --model auto takes for {env}, on a card of at least so many GiB:")
+        for row in rows:
+            print(*row)

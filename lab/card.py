@@ -1,4 +1,4 @@
-"""An update of Qwen3-4B's shape on a card: seconds, and memory against the plan: results/card.json.
+"""An update of Qwen3-4B's shape on a card: seconds and memory, into results/card.json.
 
     python -m lab.card 2 16 256        # 2 tasks, 16 samples of each, 256 tokens
 
@@ -73,7 +73,6 @@ def big(tasks: Positional[int], k: Positional[int], longest: Positional[int]) ->
     groups, sampling = clocked(partial(play, policy, sampler, new_env, seeds, k, longest, 1.0, 0))
     sampling["tokens"] = sum(sum(episode.sampled) for group in groups for episode in group)
     found = {"parameters": policy.n_parameters, "sampling": sampling, "training": []}
-    card = machine.card_of(policy.device) if ON_CARD else machine.Card(80.0)
     for n, more in (
         (tasks, {}),
         (1, {}),
@@ -86,13 +85,12 @@ def big(tasks: Positional[int], k: Positional[int], longest: Positional[int]) ->
         update = partial(grpo.update, policy, optimizer, groups[:n], tossed(n, k), cfg)
         with sampler.asleep(), policy.learning():
             stats, line = clocked(update)
-        planned = machine.plan(machine.BIG, "letters", card, "torch", more | {"k": k})
         found["training"].append(
             line
-            | {"settings": more, "tasks": n, "planned": planned.training}
+            | {"settings": more, "tasks": n}
             | {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
         )
-    return {f"big {tasks} x {k} x {longest}": found | {"planned_sampling": planned.sampling}}
+    return {f"big {tasks} x {k} x {longest}": found}
 
 
 if __name__ == "__main__":

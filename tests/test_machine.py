@@ -1,5 +1,5 @@
 """Protects the machines: what Linux has and Windows or macOS has not is taken away here, and a run
-still does what it promises. And the plan of a card's memory, which docs/hardware.md shows.
+still does what it promises. And what --model auto takes, which docs/hardware.md shows.
 
 No Windows and no Mac was at hand (docs/hardware.md). What stands in for them is this Python, without
 the modules, functions and signals that they lack.
@@ -22,8 +22,8 @@ import torch
 
 from bookkeeping.records import lines
 from fast import machine
-from fast.machine import CARDS, MOST_TOKENS, Hung
-from settings import Config, by_size
+from fast.machine import Hung
+from settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -209,16 +209,10 @@ def test_vllm_samples_where_it_can(monkeypatch, capability, processes, more, eng
 PAGE = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
 
 
-def test_the_plan_has_the_defaults_of_the_settings():
-    """fast/ may not import settings.py, where each is declared."""
-    defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
-    for env, (turns, tokens, between) in machine.TALK.items():
-        large = by_size(1e9, env)
-        assert machine.DEFAULTS == defaults | {"micro_tokens": MOST_TOKENS, "k": large["k"]}
-        longest, opening = turns * tokens + between, tokens + between
-        assert tokens == large["max_tokens"] and machine.conversation(env) == (longest, opening)
-    assert machine.conversation("letters", 100) == (292, 292)
-    assert machine.conversation("mine.py:Mine") == machine.conversation("yours")
+def test_the_longest_conversation_is_known_of_our_environments():
+    longest = machine.longest_conversation
+    assert [longest(env, 100) for env in machine.TALK] == [292, 896, 7200]
+    assert longest("mine.py:Mine", 100) == 3684
 
 
 def as_settings(flags: str) -> dict:
@@ -230,38 +224,24 @@ def as_settings(flags: str) -> dict:
     return values
 
 
-def rows(beginning: str) -> list[list[str]]:
-    """The cells of the page's rows that begin so."""
-    lines = [line for line in PAGE.splitlines() if line.startswith(f"| {beginning}")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_the_pages_table_of_cards_is_the_plan():
-    """Within 1.2 GiB. Our own sampler takes what is left; the plan has the least that it needs."""
-    cards = {"16 GB": "Ampere, 16 GB", "A100 80 GB": "A100, 80 GB", "H200 141 GB": "H200, 141 GB"}
-    table = [row for row in rows("Qwen3") if len(row) == 5]
-    assert len(table) == 5
-    for name, card, flags, sampling, training in table:
-        named, asked = f"Qwen/{name.split(',')[0]}", as_settings(flags)
-        model, card = next(model for model in machine.SIZES if model.startswith(named)), cards[card]
-        engine = asked.get("engine", "vllm")
-        found = machine.plan(model, "letters", CARDS[card], engine, asked)
-        assert max(found.sampling, found.training) < CARDS[card].gib
-        assert found.training == pytest.approx(float(training), abs=1.2), name
-        if engine == "torch":
-            assert found.sampling < float(sampling) + 0.3
-        else:
-            assert found.sampling == pytest.approx(float(sampling), abs=0.2)
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_the_pages_table_of_what_auto_takes_is_the_plan(name):
-    [(_, *cells)] = rows(f"{name} |")
-    card = CARDS[name]
-    engine = "vllm" if card.bfloat16 else "torch"
-    for env, cell in zip(("letters", "alphabet", "swarm"), (cells[0], *cells), strict=True):
-        told = "pico_swarm"
-        for model, fits, _ in list(machine.choices(env, card, engine, {}))[:1]:
-            flags = f" `{machine.typed(fits)}`" if fits else ""
-            told = model.split("/")[-1].removesuffix("-Instruct-2507") + flags
-        assert cell == told, env
+@pytest.mark.parametrize(
+    "name, room",
+    [
+        ("T4, 15 GB", 14.6 / 2),  # in float32
+        ("Ampere, 16 GB", 15.7),
+        ("Ampere, 24 GB", 23.6),
+        ("A100, 40 GB", 39.4),
+        ("Ampere, 48 GB", 47.4),
+        ("A100, 80 GB", 79.1),
+        ("H200, 141 GB", 139.7),
+    ],
+)
+def test_the_pages_table_of_what_auto_takes_is_autos(name, room):
+    [row] = [line for line in PAGE.splitlines() if line.startswith(f"| {name} |")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    for table, cell in zip((machine.AUTO, machine.AUTO_SWARM), cells, strict=True):
+        model, fits = next(
+            ((model, fits) for least, model, fits in table if room >= least), ("pico_swarm", {})
+        )
+        assert cell.split(" ")[0] == model.split("/")[-1].removesuffix("-Instruct-2507")
+        assert as_settings(cell) == fits
