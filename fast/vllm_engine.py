@@ -33,8 +33,7 @@ torch.set_num_threads do nothing once it has started: call that before.
 `make test-vllm` tests all of this on a CPU, in float32. Sleep, bfloat16 and CUDA graphs need a
 card, and we have not run them yet.
 
-Run me: `python -m fast.vllm_engine` samples with vLLM before and after an update, and checks the
-log-probs.
+Run me: `python -m fast.vllm_engine` samples with vLLM and checks the log-probs.
 """
 
 import gc
@@ -47,7 +46,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fast.machine import CannotGoOn, out_of_memory
+from fast.machine import CannotGoOn
 from fast.sampler import show
 from policy import Policy, Sample, first_line
 from rollout import context_of
@@ -209,19 +208,17 @@ class VllmSampler:
             "ignore_eos": True,
         }
         own = lambda seed: request_seed(seed) if self.seeded else None
-        requests = [
-            ({"prompt_token_ids": prompt}, SamplingParams(seed=own(seed), **how))
-            for prompt, row in zip(prompts, seeds)
-            for seed in row[:k]
-        ]
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(k)]
+        params = [SamplingParams(seed=own(seed), **how) for row in seeds for seed in row[:k]]
         try:
-            samples = [self._as_sample(out) for out in answer(self.llm, requests, self.adapter)]
+            outputs = self.llm.generate(asked, params, lora_request=self.adapter, use_tqdm=False)
         except Exception as error:
             raise CannotGoOn(
                 f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy "
                 f"version {self.version} ({first_line(error)}); what was saved is kept, "
                 "go on with --resume"
             ) from error
+        samples = [self._as_sample(output) for output in outputs]
         return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]
 
     def _as_sample(self, output) -> Sample:
@@ -261,36 +258,10 @@ class VllmSampler:
         gc.collect()
 
 
-def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
-    """vLLM's output for each request, in order. A batch too large for memory is halved."""
-    from vllm import RequestOutput
-
-    prompts, params = zip(*requests)
-    ids = llm.enqueue(list(prompts), list(params), lora_request=adapter, use_tqdm=False)
-    try:
-        outputs = llm.wait_for_completion(RequestOutput, use_tqdm=False)
-        assert len(outputs) == len(requests), f"{len(outputs)} answers to {len(requests)} requests"
-        return outputs
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        llm.llm_engine.abort_request(ids, internal=True)
-        llm.reset_prefix_cache()  # it lists blocks before they are computed, and these never were
-        if len(requests) == 1:
-            raise
-    half = len(requests) // 2
-    return answer(llm, requests[:half], adapter) + answer(llm, requests[half:], adapter)
-
-
 if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=8, lora_alpha=16)
     sampler = VllmSampler(policy)
-    show(sampler)
-    with sampler.asleep(), torch.no_grad():  # an update that nobody would want: noise
-        for p in policy.trainable().values():
-            p.add_(0.05 * torch.randn_like(p))
-    sampler.sync(1)
     show(sampler)
     sampler.close()

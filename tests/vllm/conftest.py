@@ -50,16 +50,15 @@ def load(tmp_path_factory):
 @pytest.fixture
 def cached(monkeypatch):
     """How many tokens of its prompt came from vLLM's prefix cache, for each request from now on."""
-    from fast import vllm_engine
+    from fast.vllm_engine import VllmSampler
 
-    counts, answer = [], vllm_engine.answer
+    counts, as_sample = [], VllmSampler._as_sample
 
-    def spy(*args):
-        outputs = answer(*args)
-        counts.extend(o.num_cached_tokens for o in outputs)
-        return outputs
+    def spy(self, output):
+        counts.append(output.num_cached_tokens)
+        return as_sample(self, output)
 
-    monkeypatch.setattr(vllm_engine, "answer", spy)
+    monkeypatch.setattr(VllmSampler, "_as_sample", spy)
     return counts
 
 

@@ -214,18 +214,6 @@ def failing(sampler):
         handle.remove()
 
 
-def test_what_a_failed_batch_left_behind_is_not_answered_from(
-    policy, sampler, stops, failing, largest_gap, cached
-):
-    """vLLM lists a prompt's blocks in its prefix cache before it computes them."""
-    stops([])
-    prompts = random_prompts(LONG, 50, seed=5)
-    failing(torch.OutOfMemoryError("CUDA out of memory"), more_than=LONG)
-    groups = sampler.sample(prompts, 1, 6, 1.0, grid(2, 1))
-    assert set(cached) == {0}
-    assert largest_gap(policy, prompts, groups, 1.0) <= 1e-4
-
-
 def test_an_engine_that_dies_mid_batch_says_when_and_how_to_go_on(sampler, failing):
     failing(RuntimeError("CUDA error: an illegal memory access\nand more"), more_than=0, after=2)
     with pytest.raises(RuntimeError) as caught:
