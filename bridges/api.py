@@ -181,13 +181,11 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         message = choice["message"]
         calls = message.get("tool_calls") or []
         for number, call in enumerate(calls):
-            # Some leave out what strict servers want back. An older llama.cpp sends an object.
+            # Some leave out what strict servers want back.
             call.update(
                 id=call.get("id") or f"call_{end.spent['answers']}_{number}", type="function"
             )
-            arguments = call["function"].get("arguments") or "{}"
-            is_text = isinstance(arguments, str)
-            call["function"]["arguments"] = arguments if is_text else json.dumps(arguments)
+            call["function"]["arguments"] = call["function"].get("arguments") or "{}"
         content = message.get("content")
         if content is None:
             content = message.get("refusal")

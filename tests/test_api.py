@@ -193,7 +193,6 @@ def read(response: dict, think: bool = True) -> str:
 
 
 CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
-AS_OBJECT = {"function": {"name": "post", "arguments": {"content": "</tool_call>"}}}
 PASS = '<tool_call>\n{"name": "pass_turn", "arguments": {}}\n</tool_call>'
 CHUNKS = [{"type": "thinking", "thinking": [{"text": "hm, "}, {"text": "hm"}]}, {"text": "hi"}]
 POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
@@ -214,7 +213,6 @@ POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}
         ({"content": None, "reasoning": "hm"}, True, "<think>\nhm\n</think>"),
         ({"content": "well", "tool_calls": [CALL]}, True, f"well\n{POST}"),
         ({"content": None, "tool_calls": [{"function": {"name": "pass_turn"}}]}, True, PASS),
-        ({"content": "well", "tool_calls": [AS_OBJECT]}, True, f"well\n{POST}"),
         ({"content": CHUNKS}, True, "<think>\nhm, hm\n</think>\nhi"),
         ({"content": CHUNKS}, False, "hi"),
     ],
