@@ -137,14 +137,12 @@ def export(
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
             made = Path(room) / "made"
             made.mkdir()
+            load_checkpoint(saved, policy)
             if kind == "adapter":
-                shutil.copy(saved / "adapter_model.safetensors", made)
                 # The name of its base, and no path on the training machine.
-                config = records.read(saved / "adapter_config.json")
-                config["base_model_name_or_path"] = policy.name
-                records.write_json(made / "adapter_config.json", config)
+                policy.model.peft_config["default"].base_model_name_or_path = policy.name
+                policy.model.save_pretrained(made, save_embedding_layers=False)
             else:
-                load_checkpoint(saved, policy)
                 merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
                 # a server has to stop where we did, also at the template's own end token
                 merged.generation_config.eos_token_id = sorted(policy.stop_ids)
