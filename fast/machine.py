@@ -11,6 +11,7 @@ the file chooses a model that fits a card, and settings that fit a CPU's memory.
 Run me: `python -m fast.machine` says what this machine has, and what fits on which card.
 """
 
+import ctypes
 import importlib.util
 import os
 import platform
@@ -149,6 +150,17 @@ def out_of_memory(error: Exception) -> bool:
     """Does this error say that a GPU is out of memory?"""
     said = isinstance(error, RuntimeError) and any(text in str(error) for text in NO_ROOM)
     return said or isinstance(error, torch.OutOfMemoryError)
+
+
+def give_back_memory() -> None:
+    """Have the C library return freed memory to the system, if it can (glibc).
+
+    The library keeps freed memory for later, and batches of ever new lengths fragment it more and
+    more: in two hours of swarm the process grew by 138 MB per hour although no object leaked. The
+    call takes 0.08 s, so it is made after long updates only.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 # --------------------------------------------------------------------------------- CPU and engine
