@@ -114,6 +114,11 @@ def export(
     dtype: of a merged model's weights; auto is the type that the base had in training.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
+    if not (run / "summary.json").exists():
+        raise SystemExit(
+            f"{run}: there is no summary.json in it, so it is no finished run; "
+            "train to the end first, or check the path"
+        )
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:
         raise SystemExit(f"{run}: it has no checkpoint; check the path, or train it again")

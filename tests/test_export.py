@@ -107,7 +107,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
     api.mkdir()
     (api / "summary.json").write_text(json.dumps({"api": {}, "config": {}, "machine": {}}))
     for words, why in (
-        (["merge", str(tmp_path / "none"), out], "it has no checkpoint"),
+        (["merge", str(tmp_path / "none"), out], "there is no summary.json"),
         (["merge", str(api), out], "it has no checkpoint"),
         (["adapter", str(runs["full"]), out], "no adapter; use: python -m bridges.export merge"),
         (["merge", str(runs["lora"]), str(runs["full"])], "is there already"),
