@@ -557,31 +557,10 @@ def verdict(welfare: metrics.Interval) -> str:
     return "fails" if welfare.high < 0 else "cannot be told"
 
 
-def draw(found: dict, path: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
-    for ax, key in zip(figure.subplots(1, 3), ("welfare", "toxicity", "quality_gap")):
-        for name, cells in found.items():
-            i = [over(cell[key]) for cell in cells.values()]
-            reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
-            ax.errorbar([n / AGENTS for n in SHARES], [x.mean for x in i], reach, label=name)
-        ax.set(title=key.replace("_", " "), xlabel="share of deceptive agents")
-    figure.legend(*ax.get_legend_handles_labels(), ncols=5, loc="outside lower center")
-    figure.savefig(path, dpi=100)
-
-
-def main(
-    seeds: int = 6, noise: float = NOISE, save: str = "", plot: str = "runs/governance.png"
-) -> None:
-    """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
-    plot: welfare, toxicity and quality gap, to a picture."""
+def main(seeds: int = 6, noise: float = NOISE, save: str = "") -> None:
+    """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file."""
     found = sweep(seeds, noise)
     show(found)
-    if plot:
-        Path(plot).parent.mkdir(parents=True, exist_ok=True)
-        draw(found, plot)
-        print(f"drawn: {plot}")
     if save:
         kept = {
             "made_by": f"python -m swarm.governance --seeds {seeds} --noise {noise:g}",
