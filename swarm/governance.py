@@ -541,20 +541,6 @@ def show(found: dict) -> None:
         "fast tier costs 0.2 of welfare,\na meeting of the slow one stops all for a step of five. "
         "Collapsed: welfare of 0 or less at the end."
     )
-    for name, cells in found.items():
-        told = [
-            f"{verdict(over(cell['welfare']))} at {n / AGENTS:.1%}"
-            for n, cell in cells.items()
-            if n in (3, 4)
-        ]
-        print(f"{name:19} {', '.join(told)}")
-
-
-def verdict(welfare: metrics.Interval) -> str:
-    """Published: what works at 37.5% fails at 50%."""
-    if welfare.low > 0:
-        return "holds"
-    return "fails" if welfare.high < 0 else "cannot be told"
 
 
 def main(seeds: int = 6, noise: float = NOISE, save: str = "") -> None:
