@@ -163,12 +163,10 @@ def row(check: Check) -> list[str]:
 
 
 def main(name: str = "") -> None:
-    if not name:
+    if name not in CLAIMS:
         for each, claim in CLAIMS.items():
             print(f"{each:15} {parts(each)}: {claim['sentence']}")
         return
-    if name not in CLAIMS:
-        sys.exit(f"{name}: there is no such claim; choose one of {', '.join(CLAIMS)}")
     claim = CLAIMS[name]
     print(f"{claim['sentence']}\n\nSource: {claim['source']}.\nAs tested: {claim['reading']}")
     print(claim.get("ours", ""))

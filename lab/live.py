@@ -1,7 +1,6 @@
 """docs/live: the trained model in a page, with the snapshots of one run to slide through.
 
     python -m lab.live             # write the page's data; first trains runs/live-0 if missing
-    python -m lab.live --lines     # update line numbers in the page's links, after edits
 
 The run is train.py's letters run, seed 0. A run overwrites its checkpoint, so the adapter is copied
 at the updates that the slider shows. Adapters are shipped as int8 with a float32 scale for each of
@@ -10,9 +9,7 @@ exactly those rounded weights. tests/test_live.py compares the page's JavaScript
 """
 
 import base64
-import html
 import json
-import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -20,7 +17,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-import tyro
 from safetensors.torch import load_file
 
 import metrics
@@ -217,38 +213,6 @@ def write(run: Path, data: Path) -> None:
     (data / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
 
 
-# ------------------------------------------------------------------------------- links to lines
-LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\d+(">)[^<]*(</a>)')
-
-
-def with_lines(page: str) -> str:
-    """The page, with current numbers for the lines that its links name by their text.
-
-    SystemExit if no line, or more than one, has the text.
-    """
-
-    def renew(link: re.Match) -> str:
-        text, file = html.unescape(link[2]), link[3]
-        source = (ROOT / file).read_text()
-        lines = [i for i, line in enumerate(source.splitlines(), 1) if text in line]
-        if len(lines) != 1:
-            raise SystemExit(
-                f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html"
-            )
-        return f"{link[1]}{lines[0]}{link[4]}{file}:{lines[0]}{link[5]}"
-
-    return LINK.sub(renew, page)
-
-
-def main(lines: bool = False) -> None:
-    """lines: only update the page's links."""
-    if lines:
-        page = PAGE / "index.html"
-        page.write_text(with_lines(page.read_text()))
-        return
+if __name__ == "__main__":
     run = ROOT / "runs" / "live-0"
     write(run if (run / "summary.json").exists() else train_run(), PAGE / "data")
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

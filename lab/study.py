@@ -43,12 +43,11 @@ from bookkeeping.folder import find_checkpoint, load_checkpoint
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import choose_model
 from fast.sampler import TorchSampler
-from lab.tables import RESULTS, ROOT, digits, keep, numbers
+from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
 from policy import encode, load_policy
 from rollout import play
 
 # Defaults of lab/study.toml, which explains the fields.
-TABLE = {"decodings": ["greedy", "sampled"]}
 ARM = {
     "flags": "",
     "sweep": [],
@@ -150,9 +149,8 @@ class Table:
     """A table of lab/study.toml, with the places of its runs and results."""
 
     def __init__(self, name: str, said: dict, runs: Path, results: Path, here: Sequence[str] = ()):
-        said = TABLE | said
         self.flags, self.seeds, self.worlds = said["flags"], said["seeds"], said["worlds"]
-        self.measures, self.decodings = said["measures"], said["decodings"]
+        self.measures, self.decodings = said["measures"], said.get("decodings", WAYS)
         self.arms = {arm: ARM | values for arm, values in said["arms"].items()}
         self.name, self.runs, self.here = name, runs / name, here
         self.file = results / f"{name}.json"

@@ -11,6 +11,7 @@ tests/test_tables.py runs the check.
 """
 
 import json
+import random
 import re
 import statistics
 import sys
@@ -27,7 +28,7 @@ import numpy as np
 import metrics
 from bookkeeping import logs
 from bookkeeping.doctor import ILLNESSES, cure
-from env_letters import Letters
+from env_letters import make_task
 from lab import claims
 from metrics import Interval
 from settings import DEV_SEEDS
@@ -157,8 +158,8 @@ def seeds(arm: dict) -> str:
 
 
 def of_seeds(arm: dict, key: str) -> list:
-    """[seeds][tasks] of a measure that is kept besides the held-out tasks."""
-    return [numbers(seed[key]) for seed in arm["seeds"]]
+    """[seeds][tasks] of what is kept besides the held-out tasks, such as after_sft or final."""
+    return [numbers((seed | seed.get("development", {}))[key]) for seed in arm["seeds"]]
 
 
 def work(arm: dict) -> str:
@@ -227,31 +228,24 @@ def median(key: str, form: str) -> Cell:
     return lambda arm: format(np.median([seed[key] for seed in arm["seeds"]]), form)
 
 
-def stage_of(arm: dict, stage: str) -> list:
-    """[seeds][tasks] of development tasks, after_sft or final."""
-    return [numbers(seed.get("development", seed)[stage]) for seed in arm["seeds"]]
-
-
 def gained(arm: dict) -> list:
     """[seeds][tasks] of development tasks: at the end minus after SFT."""
-    return [a - b for a, b in zip(stage_of(arm, "final"), stage_of(arm, "after_sft"))]
+    return [a - b for a, b in zip(of_seeds(arm, "final"), of_seeds(arm, "after_sft"))]
 
 
 COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
     "seeds": seeds,
-    "after SFT": lambda arm: percent(stage_of(arm, "after_sft")),
-    "after GRPO": lambda arm: percent(stage_of(arm, "final")),
+    "after SFT": lambda arm: percent(of_seeds(arm, "after_sft")),
+    "after GRPO": lambda arm: percent(of_seeds(arm, "final")),
     "gained": lambda arm: over(gained(arm)).points(),
-    "n": lambda arm: len(stage_of(arm, "final")[0]),
+    "n": lambda arm: len(of_seeds(arm, "final")[0]),
 }
 
 
 def best_guess(tier: int, n: int = 256) -> np.ndarray:
     """[n] development tasks: 1 if the commonest counts for that many letters are right."""
-    env, truths = Letters(tier, "binary", False, "bare"), []
-    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
-        env.reset(seed)
-        truths.append(env.task.counts)
+    tasks = [make_task(random.Random(DEV_SEEDS + i), tier) for i in range(n)]
+    truths = [task.counts for task in tasks]
     guess = {len(truth): truth for truth, _ in reversed(Counter(truths).most_common())}
     return np.array([float(truth == guess[len(truth)]) for truth in truths])
 
@@ -259,13 +253,13 @@ def best_guess(tier: int, n: int = 256) -> np.ndarray:
 def off_the_guess(arm: dict) -> str:
     """How many tasks are right at the end but not by the best guess, or vice versa; each seed."""
     guess = best_guess(int(arm["name"][-1]))
-    return " ".join(f"{abs(final - guess).sum():.0f}" for final in stage_of(arm, "final"))
+    return " ".join(f"{abs(final - guess).sum():.0f}" for final in of_seeds(arm, "final"))
 
 
 def beyond_the_guess(arm: dict) -> str:
     """Of the tasks of tier 2 that the best guess misses, what is right; each seed."""
     found = []
-    for before, after in zip(stage_of(arm, "after_sft"), stage_of(arm, "final")):
+    for before, after in zip(of_seeds(arm, "after_sft"), of_seeds(arm, "final")):
         missed = best_guess(2, len(after)) == 0
         found.append(f"{before[missed].mean():.0%} → {after[missed].mean():.0%}")
     return ", ".join(found)
@@ -626,8 +620,8 @@ def verdict(change: Interval, side: int | None) -> str:
     moved = int(change.low > 0) - int(change.high < 0)
     if side == 0:
         return "it did change here" if moved else "no change can be told here either"
-    said = {side: "**came out**", -side: "**came out the other way round**"}
-    return said.get(moved, "cannot be told")
+    said = {0: "cannot be told", side: "**came out**"}
+    return said.get(moved, "**came out the other way round**")
 
 
 def swarm_players() -> Iterable[list]:
@@ -912,11 +906,11 @@ def main() -> None:
     texts, problems = {}, []
     for page in pages():
         text, name = page.read_text(encoding="utf8"), f"{page.parent.name}/{page.name}"
-        texts[name] = again = remake(text)
-        if check and again != text:
+        texts[name] = remake(text)
+        if not check:
+            page.write_text(texts[name], encoding="utf8")
+        elif texts[name] != text:
             problems.append(f"{name}: not what results/ gives; run python -m lab.tables")
-        elif again != text:
-            page.write_text(again, encoding="utf8")
     problems += wrong(texts)
     print("\n".join(problems) or "every table and every interval is that of results/")
     sys.exit(bool(problems))

@@ -25,7 +25,6 @@ import grpo
 import metrics
 from env_letters import Task, make_task, score_reply
 from fast import batches, sampler
-from fast.batches import Batch
 from policy import plain_logprobs
 from swarm import governance
 
@@ -125,7 +124,7 @@ def conversation(prompt, replies, deltas):  # a test compares it with rollout.ta
 def clipped_loss(now, old, A, eps, eps_high):
     def of_token(now, old, A):  # each [1], with a weight of 1
         one = torch.ones(1)
-        batch = Batch([], None, None, torch.tensor([0]), old, A * one, one, proximal=old)
+        batch = batches.Batch([], None, None, torch.tensor([0]), old, A * one, one, proximal=old)
         out = grpo.Output(now, entropy=None)
         return grpo.clipped_loss(batch, out, grpo.token_ratio(batch, out), eps, eps_high)
 

@@ -50,7 +50,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, groupby, pairwise, product
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -58,7 +58,6 @@ from types import SimpleNamespace
 import numpy as np
 import tyro
 from scipy import special, stats
-from tqdm import tqdm
 
 import metrics
 from swarm import tools as act
@@ -507,33 +506,32 @@ def collapsed(cell: dict[str, list[float]]) -> str:
     return f"{sum(welfare <= 0 for welfare in cell['welfare'])} of {len(cell['welfare'])}"
 
 
-def sweep(seeds: int, noise: float) -> dict[str, dict[int, dict[str, list]]]:
-    """{governance: {adversaries: {number: [a value per seed, or None]}}}"""
-    found: dict = {name: {} for name in STACKS}
-    for name, n in tqdm([(name, n) for name in STACKS for n in SHARES]):
-        rows = [Run(STACKS[name], n, seed, noise).numbers() for seed in range(seeds)]
-        known = lambda x: x if x == x else None  # JSON has no NaN
-        found[name][n] = {key: [known(row[key]) for row in rows] for key in rows[0]}
-    return found
+def line(name: str, n: int, cell: dict[str, list]) -> str:
+    """A line of the table: a governance with n deceptive bots. Intervals are over seeds."""
+    mean = lambda key: over(cell[key]).mean
+    text = lambda key: words(cell[key])
+    return (
+        f"{name:19} {n / AGENTS:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
+        f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
+        f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('flagged'):7.0%}  "
+        f"{mean('audits'):6.1f}  {mean('meetings'):8.1f}  {collapsed(cell)}"
+    )
 
 
-def show(found: dict) -> None:
-    """One table. Intervals are over seeds."""
+def main(seeds: int = 6, noise: float = NOISE, save: str = "") -> None:
+    """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file."""
+    made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"
+    arms = {name: {"settings": vars(stack), "shares": {}} for name, stack in STACKS.items()}
+    known = lambda x: x if x == x else None  # JSON has no NaN
     print(
         "governance          deceptive  welfare              toxicity: true       soft  hard  "
         "worst 5%  quality gap          thrash  flagged  audits  meetings  collapsed"
     )
-    for name, cells in found.items():
-        for n, cell in cells.items():
-            mean = lambda key, cell=cell: over(cell[key]).mean
-            text = lambda key, cell=cell: words(cell[key])
-            print(
-                f"{name:19} {n / AGENTS:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
-                f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
-                f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('flagged'):7.0%}  "
-                f"{mean('audits'):6.1f}  "
-                f"{mean('meetings'):8.1f}  {collapsed(cell)}"
-            )
+    for name, n in product(STACKS, SHARES):
+        rows = [Run(STACKS[name], n, seed, noise).numbers() for seed in range(seeds)]
+        cell = {key: [known(row[key]) for row in rows] for key in rows[0]}
+        arms[name]["shares"][n] = cell
+        print(line(name, n, cell), flush=True)
     print(
         "Brackets: 95% intervals over seeds. Toxicity in truth, as p says (soft), with p rounded "
         '(hard).\nFlagged: the epochs in which the watch called p too noisy or too kind; "hard '
@@ -541,56 +539,8 @@ def show(found: dict) -> None:
         "fast tier costs 0.2 of welfare,\na meeting of the slow one stops all for a step of five. "
         "Collapsed: welfare of 0 or less at the end."
     )
-    for name, cells in found.items():
-        told = [
-            f"{verdict(over(cell['welfare']))} at {n / AGENTS:.1%}"
-            for n, cell in cells.items()
-            if n in (3, 4)
-        ]
-        print(f"{name:19} {', '.join(told)}")
-
-
-def verdict(welfare: metrics.Interval) -> str:
-    """Published: what works at 37.5% fails at 50%."""
-    if welfare.low > 0:
-        return "holds"
-    return "fails" if welfare.high < 0 else "cannot be told"
-
-
-def draw(found: dict, path: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
-    for ax, key in zip(figure.subplots(1, 3), ("welfare", "toxicity", "quality_gap")):
-        for name, cells in found.items():
-            i = [over(cell[key]) for cell in cells.values()]
-            reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
-            ax.errorbar([n / AGENTS for n in SHARES], [x.mean for x in i], reach, label=name)
-        ax.set(title=key.replace("_", " "), xlabel="share of deceptive agents")
-    figure.legend(*ax.get_legend_handles_labels(), ncols=5, loc="outside lower center")
-    figure.savefig(path, dpi=100)
-
-
-def main(
-    seeds: int = 6, noise: float = NOISE, save: str = "", plot: str = "runs/governance.png"
-) -> None:
-    """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
-    plot: welfare, toxicity and quality gap, to a picture."""
-    found = sweep(seeds, noise)
-    show(found)
-    if plot:
-        Path(plot).parent.mkdir(parents=True, exist_ok=True)
-        draw(found, plot)
-        print(f"drawn: {plot}")
     if save:
-        kept = {
-            "made_by": f"python -m swarm.governance --seeds {seeds} --noise {noise:g}",
-            "arms": {
-                name: {"settings": vars(STACKS[name]), "shares": shares}
-                for name, shares in found.items()
-            },
-        }
-        text = json.dumps(kept, separators=(",", ":"))
+        text = json.dumps({"made_by": made_by, "arms": arms}, separators=(",", ":"))
         Path(save).write_text(text + "\n", encoding="utf8")
 
 

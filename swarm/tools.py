@@ -38,7 +38,7 @@ rules say nothing about a tool, we chose (swarm/economy.py has the choices beyon
     replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
                vote on the same post, are refused.
 
-Run me: `python -m swarm.tools` reads some replies, good and bad, and shows the outcome of each.
+Run me: `python -m swarm.tools` shows what is read from some replies, good and bad.
 """
 
 import json
@@ -50,13 +50,10 @@ from swarm.economy import (
     Interaction,
     Post,
     Proposal,
-    Scenario,
-    Task,
     book,
     content_quality,
     earn,
     inbox,
-    open_economy,
     payable,
     respect,
     tell,
@@ -379,22 +376,18 @@ ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function
 
 
 if __name__ == "__main__":
-    task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
-    economy = open_economy(Scenario(0, "medium", "0.2", "normal", ("honest",)), [[task]])
-    work = {"task_id": "task_1", "content": "The supply budget for river transport, reviewed."}
+    claim = write_call("claim_task", {"task_id": "task_1"})
     for text in (
         "I will wait and see.",
-        write_call("claim_task", {"task_id": "task_1"}).removesuffix("</tool_call>"),
+        claim,
+        f"{claim}\n{claim}",
+        claim.removesuffix("</tool_call>"),
         "<tool_call>{name: claim_task}</tool_call>",
         write_call("steal", {"task_id": "task_1"}),
         write_call("claim_task", {"task_id": 1}),
-        write_call("submit_work", work),
-        write_call("claim_task", {"task_id": "task_1"}, "task_1 pays 14."),
-        write_call("submit_work", work),
     ):
         try:
-            tool, arguments, calls = read_call(text, "0.2")
-            result = ACTIONS[tool](economy, ME, **arguments) if calls else "no call"
+            found = read_call(text, "0.2")
         except Refused as refusal:
-            result = f"refused: {refusal}"
-        print(f"{' '.join(text.split())}\n  -> {result}\n")
+            found = f"refused: {refusal}"
+        print(f"{' '.join(text.split())}\n  -> {found}\n")

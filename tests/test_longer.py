@@ -7,7 +7,8 @@ import re
 import pytest
 
 from env_letters import TIERS, make_task
-from lab.base import long
+from lab.base import corpus
+from lab.base.pretrain import POLISHED
 from lab.base.tokenizer import build
 from lab.environments import Exactly, Lengths
 
@@ -42,10 +43,13 @@ def test_the_first_level_and_the_last_are_tiers_of_letters():
 
 def test_the_base_was_shown_no_string_of_more_than_80_letters():
     tokenizer, rng = build(), random.Random(0)
-    tasks = [long.draw_task(rng) for _ in range(3000)]
+    tasks = [corpus.repeating_task(rng) for _ in range(3000)]
     assert max(len(task.text) for task in tasks) == 80
     assert max(len(task.letters) for task in tasks) == 20
-    rows = long.tally_rows(tokenizer, rng, 20, 512) + long.chat_rows(tokenizer, rng, 100)
+    rows = corpus.tally_rows(tokenizer, rng, 20, 512, corpus.repeating_task, corpus.words_between)
+    rows += corpus.letters_rows(
+        tokenizer, rng, 100, POLISHED, POLISHED, corpus.third_of_tier_6, reword=corpus.with_words
+    )
     pairs = [(tokenizer.decode(p), tokenizer.decode(r)) for row in rows for p, r, *_ in row]
     quoted = [re.findall('"([a-z]+)"', prompt) for prompt, _ in pairs]
     spelled = [re.findall(r"(?<!\S)([a-z])\d*(?!\S)", reply) for _, reply in pairs]

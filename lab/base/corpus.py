@@ -28,11 +28,12 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from string import ascii_lowercase
 
 import torch
 
 import env_alphabet as alphabet
-from env_letters import STYLES, Task, make_task, question, write_reply
+from env_letters import STYLES, Task, english_words, make_task, question, write_reply
 from env_swarm import Swarm
 from lab.base.tokenizer import IDS
 from swarm.bots import KINDS, NICE, PLACES, pick, work_text
@@ -136,17 +137,22 @@ def asking(rng: random.Random, text: str, letters: list[str], bias: float) -> Ta
     return Task(text, letters, tuple(map(text.count, letters)))
 
 
-def draw_task(rng: random.Random, cap: int) -> Task:
+def draw_task(rng: random.Random, cap: int = 80) -> Task:
     """A task with at most `cap` letters: 70% random strings, 30% of the English tiers that fit."""
     if rng.random() < 0.7 or cap < 18:
         length = rng.randint(max(1, cap // 3), cap)
-        text = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
-        letters = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.choice([1, *range(2, 13)]))
+        text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
+        letters = rng.sample(ascii_lowercase, rng.choice([1, *range(2, 13)]))
         return asking(rng, text, letters, 0.5 if rng.random() < 0.5 else 0.0)
     while True:
         task = make_task(rng, rng.choice([1, 2, 3, 4, 5, 6]))
         if len(task.text) <= cap:
             return task
+
+
+def polish_task(rng: random.Random) -> Task:
+    """Mostly tier 6."""
+    return make_task(rng, 6) if rng.random() < 0.75 else draw_task(rng)
 
 
 def tally_rows(
@@ -175,27 +181,79 @@ def glance(task: Task, rng: random.Random) -> Task:
     return Task(task.text, task.letters, counts)
 
 
-def letters_chat(
-    tokenizer, rng: random.Random, task: Task, think: bool, shown, said, reword=lambda ask: ask
-) -> list[tuple]:
-    """A row of one prompt and one reply, in a habit by chance.
-
-    shown, said: how often each habit is shown, and is to be said. reword(question): as asked.
-    """
-    i = rng.choices(range(3), shown)[0] if think else 0
-    style = list(STYLES)[i]
-    prompt = opening(tokenizer, reword(question(task, think)), think)
-    reply = write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>"
-    return list(cut(tokenizer, [prompt, reply], said[i] / shown[i] if think else 1.0))
-
-
 def letters_rows(
-    tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float], polish: bool
+    tokenizer,
+    rng: random.Random,
+    n: int,
+    shown: list[float],
+    said: list[float],
+    draw: Callable,
+    thinks: float = 0.92,
+    reword: Callable = lambda rng, ask: ask,
 ) -> list[list]:
-    """n chats in all habits. polish: mostly tier 6."""
-    draw = lambda: make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
-    thinks = lambda: rng.random() < (0.92 if polish else 0.85)
-    return [letters_chat(tokenizer, rng, draw(), thinks(), shown, said) for _ in range(n)]
+    """n chats of one prompt and one reply, each in a habit by chance.
+
+    shown, said: how often each habit is shown, and is to be said. draw(rng) gives a task. thinks:
+    the share of chats that allow it. reword(rng, question): as asked.
+    """
+    rows = []
+    for _ in range(n):
+        task, think = draw(rng), rng.random() < thinks
+        i = rng.choices(range(3), shown)[0] if think else 0
+        style = list(STYLES)[i]
+        prompt = opening(tokenizer, reword(rng, question(task, think)), think)
+        told = task if style == "derives" else glance(task, rng)
+        reply = write_reply(told, style) + "<|im_end|>"
+        rows.append(list(cut(tokenizer, [prompt, reply], said[i] / shown[i] if think else 1.0)))
+    return rows
+
+
+# ---------------------------------------------------------------------------------- longer strings
+# A policy that was trained on pico_base at 40 to 80 letters is right in 0.4% of tier 7, 80 to 150
+# letters: it copies a string by the last letters and by how far back they are, and beyond what it
+# has seen, after a pair of letters that comes twice, it goes on at the wrong place. And more than
+# 12 letters were never asked for. So pico_long is taught three things, and no string is longer than
+# before:
+#
+#   distance    words stand between a string and its tally, up to 150 letters of them
+#   the place   strings of 8, 12 or 18 different letters too, and stretches that come twice: pairs
+#               repeat, so more has to be compared. (Of 4 and 6 different letters: after 300 steps
+#               6% of the tokens were wrong, and strings of 26 were copied worse.)
+#   asking      1 to 20 letters are asked for
+#
+# What it can do beyond 80 letters is what it made of that; docs/letters.md says how much, and what
+# RL adds.
+def repeating_task(rng: random.Random) -> Task:
+    """A string of 10 to 80 letters: half are long, half have few letters, a third a stretch twice."""
+    n = rng.randint(10, 80) if rng.random() < 0.5 else rng.randint(56, 80)
+    pool = rng.sample(ascii_lowercase, rng.choice([8, 12, 18, 26, 26, 26]))
+    text = "".join(rng.choice(pool) for _ in range(n))
+    if rng.random() < 0.35:
+        k = rng.randint(2, 6)
+        i, j = rng.randrange(n - k), rng.randrange(n - k)
+        text = (text[:j] + text[i : i + k] + text[j + k :])[:n]
+    letters = rng.sample(ascii_lowercase, rng.choice([1, 2, 3, 5, 8, 10, 12, 14, 16, 18, 20]))
+    return asking(rng, text, letters, rng.uniform(0.3, 0.9) if rng.random() < 0.7 else 0.0)
+
+
+def third_of_tier_6(rng: random.Random) -> Task:
+    return make_task(rng, 6) if rng.random() < 0.35 else repeating_task(rng)
+
+
+def words_between(rng: random.Random, most: tuple[int, ...] = (0, 40, 150)) -> str:
+    """English words of up to so many letters in all, to stand between a string and its tally."""
+    words, out, n = english_words(), "", rng.randint(0, rng.choice(most))
+    while len(out) < n:
+        out += " " + words[rng.randrange(len(words))]
+    return out
+
+
+def with_words(rng: random.Random, ask: str) -> str:
+    """The question; half of the time with words before or after its string."""
+    words = words_between(rng, (0, 0, 60, 150))
+    if words and rng.random() < 0.3:
+        return f"{words.strip()} {ask}"
+    return ask.replace('". ', f'".{words} ', 1) if words else ask
 
 
 # ----------------------------------------------------------------------------------------- alphabet
@@ -233,7 +291,7 @@ def alphabet_rows(
 ) -> list[list]:
     """n whole episodes, tokenized piece by piece just as rollout.py does; one habit an episode.
 
-    shown, said: as in letters_chat.
+    shown, said: as in letters_rows.
     """
     rows = []
     for _ in range(n):

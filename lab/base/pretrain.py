@@ -1,10 +1,13 @@
-"""How models/pico_base/ and models/pico_swarm/ were made: a Qwen3 of 0.9M parameters, from nothing.
+"""How the models were made: a Qwen3 of 0.9M parameters, from nothing.
 
-    python -m lab.base.pretrain --rounds skill polish lists both --out models/pico_base
-    python -m lab.base.pretrain --start-from models/pico_base --rounds calls all --threads 1
+    python -m lab.base.pretrain --out models/pico_base --rounds skill polish lists both
+    python -m lab.base.pretrain --out models/pico_swarm --rounds calls all \\
+        --start-from models/pico_base --threads 1
+    python -m lab.base.pretrain --out models/pico_long --rounds long \\
+        --start-from models/pico_base --threads 1 --seed 7
 
-The first takes two to three hours. The second makes models/pico_swarm, in 90 minutes on a busy
-machine. Both are seeded, and run on two CPU cores.
+The first takes two to three hours on two CPU cores, the second 90 minutes on a busy machine, the
+third half an hour on one core. All are seeded.
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has
 something to find. So it is trained on replies in habits of different worth; lab/base/corpus.py says
@@ -35,6 +38,8 @@ Rounds, each from a fresh learning rate down to nothing:
     all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill,
              since observations describe things only once. Three rounds of it: after the first, the
              second and the third, 12%, 11% and 8% of the sampled calls were refused or unreadable.
+    long     of pico_long: tallies and chats at any distance from the string, which is no longer
+             than before (lab/base/corpus.py says why)
 
 The figures above, and those in the comments, were seen on the way; their runs are not kept.
 
@@ -48,7 +53,6 @@ The last round reads today's.
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -66,9 +70,14 @@ from lab.base.corpus import (
     filled,
     letters_rows,
     pad_rows,
+    polish_task,
+    repeating_task,
     some_lists,
     swarm_episode,
     tally_rows,
+    third_of_tier_6,
+    with_words,
+    words_between,
 )
 from lab.base.tokenizer import build
 
@@ -80,13 +89,14 @@ STEPS = {  # of the later rounds, in this order
     "both": [800, 600],  # chats of both environments
     "calls": [300],  # swarm's tool calls, with some lists and tallies beside them
     "all": [300, 260, 180],  # chats of all three environments
-    "long": [1500],  # of pico_long: lab/base/long.py
+    "long": [1500],  # of pico_long
 }
 
 
 @dataclass
 class Pretrain:
-    out: str = "models/pico_swarm"  # folder to write, in Hugging Face format
+    out: str  # folder to write, in Hugging Face format
+    rounds: tuple[str, ...]  # some of BATCHES
     seed: int = 0
     skill_steps: int = 2600  # optimizer steps of the first round on tallies, about 0.32 s each
     chat_steps: int = 800  # and then on chats, about 0.5 s each
@@ -96,7 +106,6 @@ class Pretrain:
     # how often each is shown in the first round
     shown: list[float] = field(default_factory=lambda: [0.20, 0.20, 0.60])
     start_from: str = ""  # a folder written by an earlier call
-    rounds: tuple[str, ...] = ()  # some of BATCHES; none: all of them
     threads: int = 2
 
 
@@ -118,10 +127,10 @@ def tallies(cfg: Pretrain, tokenizer, step: int):
     return halves(rows, tokenizer)
 
 
-def chats(cfg: Pretrain, tokenizer, step: int, polish: bool = True):
+def chats(cfg: Pretrain, tokenizer, step: int, shown=POLISHED, draw=polish_task, thinks=0.92):
     """Chats of letters in all habits."""
-    rng, shown = dice(cfg, 500_000 + step), POLISHED if polish else cfg.shown
-    rows = letters_rows(tokenizer, rng, cfg.batch, shown, cfg.habits, polish)
+    rng = dice(cfg, 500_000 + step)
+    rows = letters_rows(tokenizer, rng, cfg.batch, shown, cfg.habits, draw, thinks)
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
     return halves(rows, tokenizer)
 
@@ -130,7 +139,7 @@ def skill(cfg: Pretrain, tokenizer, step: int):
     """Tallies, then chats."""
     if step < cfg.skill_steps:
         return tallies(cfg, tokenizer, step)
-    return chats(cfg, tokenizer, step - cfg.skill_steps, polish=False)
+    return chats(cfg, tokenizer, step - cfg.skill_steps, cfg.shown, draw_task, 0.85)
 
 
 def lists(cfg: Pretrain, tokenizer, step: int):
@@ -178,6 +187,16 @@ def all_three(cfg: Pretrain, tokenizer, step: int):
     return [whole, drill, pad_rows(rows, tokenizer)]
 
 
+def long(cfg: Pretrain, tokenizer, step: int):
+    """10 rows of tallies and 16 chats: a third are of tier 6, half have words near the string."""
+    rng = dice(cfg, step)
+    tallied = tally_rows(tokenizer, rng, 10, 512, repeating_task, words_between)
+    chatted = letters_rows(
+        tokenizer, rng, 16, POLISHED, cfg.habits, third_of_tier_6, reword=with_words
+    )
+    return [pad_rows(rows, tokenizer) for rows in (tallied, chatted)]
+
+
 BATCHES = {
     "skill": skill,
     "polish": lambda cfg, tokenizer, step: chats(cfg, tokenizer, cfg.chat_steps + step),
@@ -185,6 +204,7 @@ BATCHES = {
     "both": both,
     "calls": calls,
     "all": all_three,
+    "long": long,
 }
 
 
@@ -238,7 +258,7 @@ def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]) -> fl
     return loss
 
 
-def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
+def main(cfg: Pretrain) -> None:
     torch.set_num_threads(cfg.threads)
     tokenizer = build()
     model = make_model(tokenizer, cfg.seed)
@@ -248,7 +268,7 @@ def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
     norms = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
     optimizer = torch.optim.AdamW([matrices, norms], betas=(0.9, 0.98))
     steps = {"skill": [cfg.skill_steps + cfg.chat_steps]} | STEPS
-    rounds = [(kind, i) for kind in cfg.rounds or batches for i in range(len(steps[kind]))]
+    rounds = [(kind, i) for kind in cfg.rounds for i in range(len(steps[kind]))]
     for number, (kind, i) in enumerate(rounds):
         # Round as the saved file does, and forget Adam's moments: --start-from begins just here.
         if kind != "long":  # pico_long began with the rows of its new pieces unrounded
@@ -261,7 +281,7 @@ def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
             rate = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            parts = batches[kind](cfg, tokenizer, before + at)  # a second round draws new tasks
+            parts = BATCHES[kind](cfg, tokenizer, before + at)  # a second round draws new tasks
             bar.set_postfix(loss=take_step(model, optimizer, parts))
     model.to(torch.bfloat16).save_pretrained(cfg.out)
     tokenizer.save_pretrained(cfg.out)
