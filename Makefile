@@ -35,7 +35,7 @@ test-vllm: .venv-vllm/installed smollm2
 	@touch $@
 
 # The bridges against the real verifiers, TRL, reasoning-gym and OpenEnv, on loopback; what pip installs; and the ways in that are not
-# `make train`: `uv run train.py` from a clean clone, and the notebook executed cell by cell.
+# `make train`: `uv run train.py` from a clean clone, the notebook executed cell by cell, the docs site with no dead link.
 test-all: .venv-all/installed .venv-openenv/installed smollm2
 	OMP_NUM_THREADS=1 .venv-all/bin/python -m pytest -q tests/verifiers
 	OMP_NUM_THREADS=1 .venv-all/bin/python -m pytest -q tests/entrance
@@ -60,7 +60,11 @@ SUMS := reasoning_gym:chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=
 real: smollm2
 	.venv/bin/python train.py --env $(SUMS) --model smollm2 --num-tasks 16 --max-tokens 16 --sft-steps 40 --eval-every 40
 
-clean:
-	rm -rf .venv .venv-vllm .venv-all .venv-openenv
+# docs/, README.md and every file that they link to, as a site: site/index.html
+docs: .venv-all/installed
+	.venv-all/bin/python -m lab.site
 
-.PHONY: train test smollm2 real test-vllm test-all clean
+clean:
+	rm -rf .venv .venv-vllm .venv-all .venv-openenv site
+
+.PHONY: train test smollm2 real test-vllm test-all docs clean
