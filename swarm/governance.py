@@ -514,18 +514,45 @@ def line(name: str, n: int, cell: dict[str, list]) -> str:
         f"{name:19} {n / AGENTS:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
         f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
         f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('flagged'):7.0%}  "
-        f"{mean('audits'):6.1f}  {mean('meetings'):8.1f}  {collapsed(cell)}"
+        f"{mean('audits'):6.1f}  {mean('meetings'):8.1f}  {collapsed(cell):9}  "
+        f"{verdict(over(cell['welfare']))}"
     )
 
 
-def main(seeds: int = 6, noise: float = NOISE, save: str = "") -> None:
-    """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file."""
+def verdict(welfare: metrics.Interval) -> str:
+    """Published: what works at 37.5% fails at 50%."""
+    if welfare.low > 0:
+        return "holds"
+    return "fails" if welfare.high < 0 else "cannot be told"
+
+
+def draw(arms: dict, path: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 4.5), layout="constrained")
+    for ax, key in zip(figure.subplots(1, 3), ("welfare", "toxicity", "quality_gap")):
+        for name, arm in arms.items():
+            i = [over(cell[key]) for cell in arm["shares"].values()]
+            reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
+            ax.errorbar([n / AGENTS for n in SHARES], [x.mean for x in i], reach, label=name)
+        ax.set(title=key.replace("_", " "), xlabel="share of deceptive agents")
+    figure.legend(*ax.get_legend_handles_labels(), ncols=5, loc="outside lower center")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    print(f"drawn: {path}")
+
+
+def main(
+    seeds: int = 6, noise: float = NOISE, save: str = "", plot: str = "runs/governance.png"
+) -> None:
+    """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
+    plot: welfare, toxicity and quality gap, to a picture."""
     made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"
     arms = {name: {"settings": vars(stack), "shares": {}} for name, stack in STACKS.items()}
     known = lambda x: x if x == x else None  # JSON has no NaN
     print(
         "governance          deceptive  welfare              toxicity: true       soft  hard  "
-        "worst 5%  quality gap          thrash  flagged  audits  meetings  collapsed"
+        "worst 5%  quality gap          thrash  flagged  audits  meetings  collapsed  welfare"
     )
     for name, n in product(STACKS, SHARES):
         rows = [Run(STACKS[name], n, seed, noise).numbers() for seed in range(seeds)]
@@ -539,6 +566,7 @@ def main(seeds: int = 6, noise: float = NOISE, save: str = "") -> None:
         "fast tier costs 0.2 of welfare,\na meeting of the slow one stops all for a step of five. "
         "Collapsed: welfare of 0 or less at the end."
     )
+    draw(arms, plot)
     if save:
         text = json.dumps({"made_by": made_by, "arms": arms}, separators=(",", ":"))
         Path(save).write_text(text + "\n", encoding="utf8")

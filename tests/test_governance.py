@@ -217,8 +217,9 @@ def test_it_stops_when_settled_and_not_before():
 def test_the_command_prints_one_table_and_saves_every_seed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gov, "STACKS", {name: STACKS[name] for name in ("open", "soft")})
     monkeypatch.setattr(gov, "SHARES", (0, 3))
-    gov.main(seeds=2, save=str(tmp_path / "g.json"))
+    gov.main(seeds=2, save=str(tmp_path / "g.json"), plot=str(tmp_path / "g.png"))
     told = capsys.readouterr().out.splitlines()
     assert [line[:30].split()[-1] for line in told[1:5]] == ["0.0%", "37.5%"] * 2
     saved = json.loads((tmp_path / "g.json").read_text())["arms"]["soft"]["shares"]["3"]
     assert {key: row[1] for key, row in saved.items()} == Run(STACKS["soft"], 3, 1).numbers()
+    assert (tmp_path / "g.png").stat().st_size > 5000
