@@ -21,12 +21,10 @@ Run me: `python -m bookkeeping.logs` reads two made-up rows.
 import csv
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 MOST_BYTES = 64 << 20  # of one file
@@ -286,7 +284,7 @@ def console_rows(text: str) -> Iterator[Row]:
 
     A name's first number counts: prime-rl goes on with each environment's.
     """
-    before, *found = STEP.split(joined(text))
+    before, *found = STEP.split(text)
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
         filtered, before = FILTERED.findall(before), body
         shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
@@ -299,27 +297,10 @@ def console_rows(text: str) -> Iterator[Row]:
         yield row_of([*reversed(pairs), ("step", step)])
 
 
-def joined(text: str) -> str:
-    """A console's text without the line ends that a terminal put into its rows.
-
-    A terminal breaks rows at its width, even within a name or a number. So a line continues in the
-    next one if it is as long as the longest, and several are; but no row begins within another. If
-    rows continue in lines of their own length, that is the width: longer lines came from elsewhere.
-    """
+def broken_rows(text: str) -> Iterator[Row]:
+    """The same if a terminal broke the rows at its width, even within a name or a number."""
     lines = text.split("\n")
-    alike = ((a, b) for a, b in pairwise(lines) if len(a) == len(b))
-    broken = Counter(len(a) for a, b in alike if STEP.search(a) and not STEP.search(b))
-    width = max(map(len, lines))
-    if max(broken.values(), default=0) > 2:
-        width = broken.most_common(1)[0][0]
-    wraps = sum(len(line) == width for line in lines) > 2
-    parts = lines[:1]
-    for before, line in pairwise(lines):
-        goes_on = (
-            wraps and len(before) == width and not STEP.search(line) and re.search(r"\w", line)
-        )
-        parts += ["" if goes_on or re.match(r"\.\d", line) else "\n", line]
-    return "".join(parts)
+    yield from console_rows("".join(f"\n{x}" if STEP.search(x) else x for x in lines))
 
 
 def dict_rows(text: str) -> Iterator[Row]:
@@ -336,12 +317,12 @@ def dict_rows(text: str) -> Iterator[Row]:
 
 
 def rows_of(text: str) -> list[Row]:
-    """The rows, from the reader that finds most."""
+    """The rows, from the reader that finds most numbers."""
     found = [
         [row for row in reader(text) if row.keys() - BESIDES]
-        for reader in (dict_rows, table_rows, html_rows, console_rows)
+        for reader in (dict_rows, table_rows, html_rows, console_rows, broken_rows)
     ]
-    rows = counted(max(found, key=len))
+    rows = counted(max(found, key=lambda rows: sum(map(len, rows))))
     if planned := re.findall(r'max_steps": *"?(?:\d{1,12}/)?(\d{1,12})', text):
         rows[-1:] = [row | {"planned": float(planned[0])} for row in rows[-1:]]
     return rows
