@@ -17,7 +17,6 @@ from fast import parallel
 from fast.batches import IMPORTANCE
 from grpo import LOSSES
 from settings import (
-    LEVELS,
     MOST_UPDATES,
     OF_ENVIRONMENTS,
     SFT_SEEDS,
@@ -242,20 +241,14 @@ def check_level(cfg: Config) -> None:
 
 
 def tell_unread(cfg: Config, typed: set[str]) -> None:
-    """Print the flags that were typed but change nothing in this run, which `check` lets pass."""
-    useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
+    """Print the flags of environments that were typed, and that this one does not read."""
+    read = {"yours": {"difficulty"}, "known": {"think"}}.get(kind(cfg.env))
+    if read is None:
+        own = {field.name for field in fields(class_of(cfg.env))}
+        read = {name for name, field in OF_ENVIRONMENTS.items() if field in own}
+    useless = sorted(typed & OF_ENVIRONMENTS.keys() - read)
     if useless:
         print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")
-
-
-def read_by(env: str) -> set[str]:
-    """The flags that this environment reads, of those that only some read."""
-    others = {"yours": {"difficulty", "eval_other_tiers"}, "known": {"think"}}
-    if kind(env) in others:
-        return others[kind(env)]
-    own = {field.name for field in fields(class_of(env))}
-    found = {name for name, field in OF_ENVIRONMENTS.items() if field in own}
-    return found | {"eval_other_tiers"} if env in LEVELS else found
 
 
 if __name__ == "__main__":
