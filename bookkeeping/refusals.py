@@ -10,7 +10,6 @@ Run me: `python -m bookkeeping.refusals` shows a refusal.
 import math
 import re
 from dataclasses import fields
-from pathlib import Path
 
 from bookkeeping.presets import BY_ENV, PRESETS
 from fast import parallel
@@ -175,7 +174,13 @@ def check(cfg: Config) -> None:
 
     Also fills in what depends on the environment, and lists every setting of --set once.
     """
-    check_env(cfg)
+    if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
+        refuse(
+            cfg,
+            "env",
+            "there is no such environment; choose letters, alphabet, swarm, jsonl:FILE, "
+            "reasoning_gym:NAME, or FILE.py:CLASS",
+        )
     fill(cfg, by_env(cfg.env))
     if kind(cfg.env) == "yours":
         check_level(cfg)
@@ -208,21 +213,6 @@ def leaves_the_process(cfg: Config) -> bool:
 def seeds_of(cfg: Config) -> int:
     """How many values --seed may have before training tasks run into those of SFT."""
     return (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * (cfg.num_tasks or 1))
-
-
-def check_env(cfg: Config) -> None:
-    """Refuse an environment that does not exist, and say what there is."""
-    if cfg.env.endswith(".py") and Path(cfg.env).is_file():
-        text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
-        classes = ", ".join(re.findall(r"^class (\w+)", text, re.M)) or "none"
-        refuse(cfg, "env", f"give FILE.py:CLASS; its classes are {classes}")
-    if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
-        refuse(
-            cfg,
-            "env",
-            "there is no such environment; choose letters, alphabet, swarm, jsonl:FILE, "
-            "reasoning_gym:NAME, or FILE.py:CLASS",
-        )
 
 
 def check_level(cfg: Config) -> None:
