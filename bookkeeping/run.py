@@ -48,8 +48,6 @@ PRINTED = (
     ("loss", "loss", "+.4f"),
 )
 
-WANDB_EPISODES = 500  # in wandb's table; episodes.jsonl has more
-
 
 @contextmanager
 def may_fail():
@@ -442,15 +440,7 @@ def open_wandb(cfg, folder: Path):
 
 @may_fail()
 def finish_wandb(run, folder: Path, about: dict) -> None:
-    """The final numbers, the newest episodes as a table, and the report as an artifact."""
-    import wandb
-
-    columns = ["update", "source", "stage", "seed", "reward", "stop_reason", "reply_tokens"]
-    table = wandb.Table([*columns, "episode"])
-    for e in records.lines(folder / "episodes.jsonl")[-WANDB_EPISODES:]:
-        said = "\n\n".join(f"{m['role']}: {m['content']}" for m in e["messages"])
-        table.add_data(*(e[name] for name in columns), said)
-    run.log({"update": about["updates"], "episodes": table}, step=about["updates"])
+    """The final numbers, and the report, which has the episodes, as an artifact."""
     run.log_artifact(str(folder / "report.html"), name=f"report-{run.id}", type="report")
     run.summary.update(
         {

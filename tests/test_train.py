@@ -336,7 +336,6 @@ def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
         rows = [named(r) for r in kept if r.WhichOneof("record_type") == "history"]
         steps = [(row["_step"], row["update"]) for row in rows]
         assert steps == [(n, n) for n in ((0, 1) if last == 1 else (2,))]
-        assert rows[-1]["episodes/_type"] == "table-file" and rows[-1]["episodes/nrows"] > 4
         pages = [r.artifact for r in kept if r.artifact.type == "report"]
         assert [entry.path for page in pages for entry in page.manifest.contents] == ["report.html"]
         said = [named(r)["eval"] for r in kept if "eval" in named(r)]
