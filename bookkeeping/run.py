@@ -225,16 +225,8 @@ class Run:
             [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
         )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
-        if self.wandb:
-            self.sft_to_wandb(losses)
-
-    @may_fail()
-    def sft_to_wandb(self, losses: list[float]) -> None:
-        """SFT's losses as a picture of their own: wandb has one row per update."""
-        import wandb
-
-        rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
-        self.wandb.log({"sft": wandb.plot.line(rows, "step", "loss", "SFT loss")}, step=0)
+        # wandb has one row per update; the curve is in the report
+        self.to_wandb({"update": 0, **{f"sft/{k}": v for k, v in self.state.sft.items()}})
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.
