@@ -45,7 +45,6 @@ from bookkeeping.tables import (
     mean_of,
     measures,
     moment,
-    number,
     own_parts,
     rolling,
     scale,
@@ -101,7 +100,6 @@ TRAJECTORY = (
 )
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
-LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 
@@ -285,24 +283,12 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
-    peaks = [largest(lines, name) for name in LARGEST if any(name in line for line in lines)]
-    out = [f"Training reward. {training_reward(lines)}", *peaks]
+    out = [f"Training reward. {training_reward(lines)}"]
     began = {line["level"]: line["update"] for line in reversed(lines) if "level" in line}
     if len(began) > 1:
         steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
         out.append(f"The curriculum: {', '.join(steps)}.")
     return out + (told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."])
-
-
-def largest(lines: list[dict], name: str) -> str:
-    """A column's mean and peak."""
-    found = [line for line in lines if name in line]
-    mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
-    lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
-    return (
-        f"{label(name).capitalize()}: {number(name, mean)} on average, at most "
-        f"{number(name, most[name])}, in update {most['update']}{lag}."
-    )
 
 
 def training_reward(lines: list[dict]) -> str:
