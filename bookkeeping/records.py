@@ -9,7 +9,7 @@ run could not run.
 episodes.jsonl keeps episodes for a person to read in report.html: whole groups, each sampled token
 with its log-prob, and with how much likelier the next update made it.
 
-Run me: `python -m bookkeeping.records` cleans a hostile name, and writes and reads a line.
+Run me: `python -m bookkeeping.records` cleans a hostile name.
 """
 
 import json
@@ -278,11 +278,5 @@ def broken(groups: list[list]) -> str:
 
 
 if __name__ == "__main__":
-    import tempfile
-
     name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
     print("a hostile name:", repr(name), "becomes", repr(clean(name)))
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "metrics.jsonl"
-        append(file, {"update": 1, "reward": 0.25})
-        print("read:", lines(file))
