@@ -334,9 +334,7 @@ def counted(rows: list[Row]) -> list[Row]:
     If the epoch goes back, the run was resumed there: the number goes back to that epoch's step.
     """
     epochs: list[float] = []  # of the rows counted so far
-    for row in rows:
-        if "step" in row:
-            continue
+    for row in (row for row in rows if "step" not in row):
         epoch = row.get("epoch", epochs[-1] if epochs else 0.0)
         if epochs and epoch < epochs[-1]:
             epochs = [earlier for earlier in epochs if earlier < epoch]
