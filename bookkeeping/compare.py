@@ -40,7 +40,6 @@ from pathlib import Path
 import numpy as np
 import tyro
 from scipy import stats
-from tyro.conf import Positional
 
 import metrics
 from bookkeeping import records, tables
@@ -350,7 +349,7 @@ def charts(arms: list[Arm]) -> list[dict]:
     return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
 
 
-def main(folders: Positional[list[Path]], out: Path | None = None) -> Path:
+def main(folders: tyro.conf.Positional[list[Path]], out: Path | None = None) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
     out: by default the folder `compare` next to the first run.

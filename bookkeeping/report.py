@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from tyro.conf import Positional
 
 import metrics
 from bookkeeping import doctor, records
@@ -428,7 +427,7 @@ def title_of(seed: int | None, prompt: str) -> str:
     return f"scenario {(seed or 0) % 1_000_000_000}: {state}" if state else prompt
 
 
-def main(folder: Positional[Path]) -> None:
+def main(folder: tyro.conf.Positional[Path]) -> None:
     with records.foreign(folder):
         write(folder)
     if (folder / "report.md").exists():
