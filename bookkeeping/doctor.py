@@ -796,8 +796,7 @@ def command() -> None:
             found = answer(reader(given.path))
     except SystemExit as unreadable:
         found = {"error": str(unreadable)}
-    said = json.dumps(found, indent=1) if given.json else found.get("error") or text(found)
-    print(said)
+    print(json.dumps(found, indent=1) if given.json else found.get("error") or text(found))
     raise SystemExit(2 if "error" in found else bool(found["symptoms"]))
 
 

@@ -38,6 +38,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import get_type_hints
@@ -316,14 +317,6 @@ def save_checkpoint(
     flush(folder.parent)
 
 
-def is_whole(folder: Path) -> bool:
-    """Do a checkpoint's files match its checksum?"""
-    try:
-        return checksum(folder).encode() == (folder / "checksum").read_bytes()
-    except OSError:  # no checksum file, or one of its files cannot be read
-        return False
-
-
 def find_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint: `folder`, or `folder`.old with a printed reason.
 
@@ -331,8 +324,9 @@ def find_checkpoint(folder: Path) -> Path | None:
     """
     places = [place for place in (folder, folder.with_suffix(".old")) if place.exists()]
     for place in places:
-        if is_whole(place):
-            return place
+        with suppress(OSError):  # no checksum file, or one of its files cannot be read
+            if checksum(place).encode() == (place / "checksum").read_bytes():
+                return place
         print(f"{place} is damaged (its checksum does not match); looking for the one before it")
     if places:
         raise SystemExit(f"{folder}: every checkpoint is damaged; restore one, or start again")
