@@ -282,12 +282,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
-    out = [f"Training reward. {training_reward(lines)}"]
-    began = {line["level"]: line["update"] for line in reversed(lines) if "level" in line}
-    if len(began) > 1:
-        steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
-        out.append(f"The curriculum: {', '.join(steps)}.")
-    return out + (told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."])
+    told = told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
+    return [f"Training reward. {training_reward(lines)}", *told]
 
 
 def training_reward(lines: list[dict]) -> str:
