@@ -60,51 +60,40 @@ def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
 # ------------------------------------------------------------------------------------ what changed
 
 
-def changes(a: dict, b: dict) -> list[dict]:
-    """A row for each measure that differs in some scenario.
-
-    It has the values of both, the paired difference b - a, p, and p corrected by Holm.
-    """
-    rows = []
-    for name in measures(a, b):
-        x, y = values(a, name), values(b, name)
-        both = ~np.isnan(x + y)
-        x, y = x[both], y[both]
-        if not np.array_equal(x, y):
-            p = compare.permutation_test(y - x)
-            rows.append({"name": name, "a": x, "b": y, "gain": metrics.gain(x, y), "p": p})
-    corrected = compare.holm([row["p"] for row in rows])
-    return [row | {"corrected": p} for row, p in zip(rows, corrected)]
+def paired(a: dict, b: dict, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A measure's values in two evaluations, [n] each, of the scenarios that have it in both."""
+    x, y = values(a, name), values(b, name)
+    known = ~np.isnan(x + y)
+    return x[known], y[known]
 
 
 def averages(a: dict, b: dict) -> dict:
-    """The table of all measures that changed."""
-    rows = changes(a, b)
+    """The table of all measures that differ in some scenario: the difference is b - a."""
+    found = {name: paired(a, b, name) for name in measures(a, b)}
+    changed = {name: (x, y) for name, (x, y) in found.items() if not np.array_equal(x, y)}
+    corrected = compare.holm([compare.permutation_test(y - x) for x, y in changed.values()])
     table = []
-    for row in rows:
-        name, gain = row["name"], row["gain"]
+    for (name, (x, y)), p in zip(changed.items(), corrected):
+        gain = metrics.gain(x, y)
         digits, factor, unit = tables.scale(name)
-        difference = gain.text(digits, factor, sign="+") + " points" * (unit == "%")
         direction = "up" if gain.mean > 0 else "down"
-        clearly = direction if row["corrected"] < 0.05 else "cannot tell"
         table.append(
             [
                 label(name),
-                cell(name, row["a"]),
-                cell(name, row["b"]),
-                difference,
-                compare.small(row["corrected"]),
-                clearly,
-                tails(name, row["a"]),
-                tails(name, row["b"]),
+                cell(name, x),
+                cell(name, y),
+                gain.text(digits, factor, sign="+") + " points" * (unit == "%"),
+                compare.small(p),
+                direction if p < 0.05 else "cannot tell",
+                tails(name, x),
+                tails(name, y),
             ]
         )
-    differ = {row["name"] for row in rows}
-    same = [label(name) for name in measures(a, b) if name not in differ]
+    same = [label(name) for name in found if name not in changed]
     text = [
         f"Means over the same {len(b['reward'])} scenarios ({b['tasks']}), greedy, with 95% "
         "intervals; the difference is paired by scenario. p is corrected by Holm's method for the "
-        f"{len(rows)} rows; up and down are said where it is below 0.05. Tails: 5% · 50% · 95% · "
+        f"{len(table)} rows; up and down are said where it is below 0.05. Tails: 5% · 50% · 95% · "
         "the most, over the scenarios.",
         f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
     ]

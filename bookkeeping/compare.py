@@ -40,7 +40,6 @@ from pathlib import Path
 import numpy as np
 import tyro
 from scipy import stats
-from tyro.conf import Positional
 
 import metrics
 from bookkeeping import records, tables
@@ -96,7 +95,7 @@ class Arm:
 
 def read(folder: Path) -> Run:
     """A finished run. ValueError with one sentence if the folder is not one."""
-    config = records.clean(records.config_of(folder))
+    config = records.record(folder / "config.json")
     evals = records.clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
     if not final or not (folder / "summary.json").exists():
@@ -350,7 +349,7 @@ def charts(arms: list[Arm]) -> list[dict]:
     return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
 
 
-def main(folders: Positional[list[Path]], out: Path | None = None) -> Path:
+def main(folders: tyro.conf.Positional[list[Path]], out: Path | None = None) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
     out: by default the folder `compare` next to the first run.

@@ -669,8 +669,8 @@ def always_the_same(lines: Lines) -> Found | None:
 
 def warm_up(lines: Lines) -> Found | None:
     """Does the learning rate still rise when the log ends? A run that has only begun may do so."""
-    rates, planned = every(lines, "lr"), max(every(lines, "planned"), default=0)
-    if len(rates) >= 20 and lines[-1]["update"] >= 0.5 * planned and (np.diff(rates) > 0).all():
+    rates = every(lines, "lr")
+    if len(rates) >= 20 and (np.diff(rates) > 0).all():
         return {"warm-up": f"the rate rose in every step, from {rates[0]:.2g} to {rates[-1]:.2g}"}
 
 
@@ -694,7 +694,7 @@ def of_ours(folder: Path) -> logs.Log:
     looked = {column for illness in ILLNESSES.values() for column in illness["columns"]}
     lines = [{name: v for name, v in line.items() if v is not None} for line in lines]
     seen = {name: name for name in looked if any(name in line for line in lines)}
-    evals = of_run(evals, records.config_of(folder)["sft_steps"])
+    evals = of_run(evals, records.read(folder / "config.json")["sft_steps"])
     return logs.Log(OURS, lines, seen, [], [str(folder)], evals)
 
 
@@ -796,8 +796,7 @@ def command() -> None:
             found = answer(reader(given.path))
     except SystemExit as unreadable:
         found = {"error": str(unreadable)}
-    said = json.dumps(found, indent=1) if given.json else found.get("error") or text(found)
-    print(said)
+    print(json.dumps(found, indent=1) if given.json else found.get("error") or text(found))
     raise SystemExit(2 if "error" in found else bool(found["symptoms"]))
 
 

@@ -27,8 +27,8 @@ tells a damaged checkpoint from a good one; if it is damaged, the previous one i
 Loading runs no code: weights are safetensors, the optimizer is loaded with torch's weights_only,
 the state is JSON.
 
-Run me: `python -m bookkeeping.folder` writes two checkpoints of pico_base, damages the newer, and
-finds the older.
+Run me: `python -m bookkeeping.folder` prints the two hashes by which a resume knows whether the
+environment was edited, and whether a checkpoint is whole.
 """
 
 import ast
@@ -38,6 +38,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import get_type_hints
@@ -316,14 +317,6 @@ def save_checkpoint(
     flush(folder.parent)
 
 
-def is_whole(folder: Path) -> bool:
-    """Do a checkpoint's files match its checksum?"""
-    try:
-        return checksum(folder).encode() == (folder / "checksum").read_bytes()
-    except OSError:  # no checksum file, or one of its files cannot be read
-        return False
-
-
 def find_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint: `folder`, or `folder`.old with a printed reason.
 
@@ -331,8 +324,9 @@ def find_checkpoint(folder: Path) -> Path | None:
     """
     places = [place for place in (folder, folder.with_suffix(".old")) if place.exists()]
     for place in places:
-        if is_whole(place):
-            return place
+        with suppress(OSError):  # no checksum file, or one of its files cannot be read
+            if checksum(place).encode() == (place / "checksum").read_bytes():
+                return place
         print(f"{place} is damaged (its checksum does not match); looking for the one before it")
     if places:
         raise SystemExit(f"{folder}: every checkpoint is damaged; restore one, or start again")
@@ -385,15 +379,5 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
 
 if __name__ == "__main__":
-    import tempfile
-
-    from policy import PICO, load_policy
-
-    policy = load_policy(str(PICO), lora_rank=8, lora_alpha=16)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "checkpoint"
-        for update in (10, 20):
-            save_checkpoint(folder, policy, None, {"updates": update})
-        (folder / "state.json").write_text('{"updates": 30}', encoding="utf-8")
-        _, state = load_checkpoint(find_checkpoint(folder), policy)
-        print("continues after update", state["updates"])
+    print("what decides the tasks and rewards of letters:", code_hash("letters"))
+    print("the files of pico_base, as of a checkpoint:", checksum(settings.MODELS / "pico_base"))

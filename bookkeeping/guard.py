@@ -203,9 +203,7 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
     def play(seed: int, reply: Callable, most=MOST_TURNS) -> tuple[dict[str, float], bool]:
         env = Guarded(new_env(), ValueError)
         env.reset(seed)
-        done = False
-        for _ in range(most):
-            done = done or env.step(reply(env))[1]
+        done = any(env.step(reply(env))[1] for _ in range(most))  # until the first True
         return env.score(), done
 
     env = Guarded(new_env(), ValueError)

@@ -21,12 +21,10 @@ Run me: `python -m bookkeeping.logs` reads two made-up rows.
 import csv
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 MOST_BYTES = 64 << 20  # of one file
@@ -187,8 +185,6 @@ def choose(folder: Path) -> list[Path]:
 
 def read(path: Path) -> Log:
     """The log in a file or folder. ValueError of one sentence if there is none."""
-    if not path.exists():
-        raise ValueError(f"{path}: there is no such file or folder; check the path")
     files = choose(path) if path.is_dir() else [path]
     text = ""
     for file in files:
@@ -233,7 +229,7 @@ SHOWN = re.compile(
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and maybe not 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
-BESIDES = {*STEPS, "epoch", "planned", "rounded"}  # entries of a row that are not metrics
+BESIDES = {*STEPS, "epoch", "rounded"}  # entries of a row that are not metrics
 
 
 def row_of(pairs) -> Row:
@@ -286,7 +282,7 @@ def console_rows(text: str) -> Iterator[Row]:
 
     A name's first number counts: prime-rl goes on with each environment's.
     """
-    before, *found = STEP.split(joined(text))
+    before, *found = STEP.split(text)
     for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
         filtered, before = FILTERED.findall(before), body
         shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
@@ -299,27 +295,10 @@ def console_rows(text: str) -> Iterator[Row]:
         yield row_of([*reversed(pairs), ("step", step)])
 
 
-def joined(text: str) -> str:
-    """A console's text without the line ends that a terminal put into its rows.
-
-    A terminal breaks rows at its width, even within a name or a number. So a line continues in the
-    next one if it is as long as the longest, and several are; but no row begins within another. If
-    rows continue in lines of their own length, that is the width: longer lines came from elsewhere.
-    """
+def broken_rows(text: str) -> Iterator[Row]:
+    """The same if a terminal broke the rows at its width, even within a name or a number."""
     lines = text.split("\n")
-    alike = ((a, b) for a, b in pairwise(lines) if len(a) == len(b))
-    broken = Counter(len(a) for a, b in alike if STEP.search(a) and not STEP.search(b))
-    width = max(map(len, lines))
-    if max(broken.values(), default=0) > 2:
-        width = broken.most_common(1)[0][0]
-    wraps = sum(len(line) == width for line in lines) > 2
-    parts = lines[:1]
-    for before, line in pairwise(lines):
-        goes_on = (
-            wraps and len(before) == width and not STEP.search(line) and re.search(r"\w", line)
-        )
-        parts += ["" if goes_on or re.match(r"\.\d", line) else "\n", line]
-    return "".join(parts)
+    yield from console_rows("".join(f"\n{x}" if STEP.search(x) else x for x in lines))
 
 
 def dict_rows(text: str) -> Iterator[Row]:
@@ -336,15 +315,12 @@ def dict_rows(text: str) -> Iterator[Row]:
 
 
 def rows_of(text: str) -> list[Row]:
-    """The rows, from the reader that finds most."""
+    """The rows, from the reader that finds most numbers."""
     found = [
         [row for row in reader(text) if row.keys() - BESIDES]
-        for reader in (dict_rows, table_rows, html_rows, console_rows)
+        for reader in (dict_rows, table_rows, html_rows, console_rows, broken_rows)
     ]
-    rows = counted(max(found, key=len))
-    if planned := re.findall(r'max_steps": *"?(?:\d{1,12}/)?(\d{1,12})', text):
-        rows[-1:] = [row | {"planned": float(planned[0])} for row in rows[-1:]]
-    return rows
+    return counted(max(found, key=lambda rows: sum(map(len, rows))))
 
 
 def counted(rows: list[Row]) -> list[Row]:
@@ -353,9 +329,7 @@ def counted(rows: list[Row]) -> list[Row]:
     If the epoch goes back, the run was resumed there: the number goes back to that epoch's step.
     """
     epochs: list[float] = []  # of the rows counted so far
-    for row in rows:
-        if "step" in row:
-            continue
+    for row in (row for row in rows if "step" not in row):
         epoch = row.get("epoch", epochs[-1] if epochs else 0.0)
         if epochs and epoch < epochs[-1]:
             epochs = [earlier for earlier in epochs if earlier < epoch]
@@ -385,7 +359,6 @@ def collect(rows: list[Row]) -> Log:
     lags = framework == TRL and {"ratio", "kl"} <= names.keys()
     if lags:
         del theirs["kl_ref"]
-    theirs["planned"] = "planned"
     lines = [
         {mine: row[name] for mine, name in theirs.items() if name in row}
         | {"update": int(row["step"])}
@@ -408,7 +381,7 @@ def collect(rows: list[Row]) -> Log:
         for name, n in gaps.items()
         if n
     ]
-    theirs = {mine: name for mine, name in theirs.items() if mine in logged - {"planned"}}
+    theirs = {mine: name for mine, name in theirs.items() if mine in logged}
     return Log(framework, lines, theirs, notes)
 
 
@@ -423,7 +396,7 @@ def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
     notes = []
     for line in lines:
         step = line["update"]
-        twice = line.keys() & at.get(step, {}).keys() - {"update", "planned"}
+        twice = line.keys() & at.get(step, {}).keys() - {"update"}
         if twice and step < run[-1]["update"]:
             again = step <= run[0]["update"]
             notes.append(f"a run {'began' if again else 'was resumed'} at step {step}")

@@ -9,7 +9,7 @@ run could not run.
 episodes.jsonl keeps episodes for a person to read in report.html: whole groups, each sampled token
 with its log-prob, and with how much likelier the next update made it.
 
-Run me: `python -m bookkeeping.records` cleans a hostile name, and writes and reads a line.
+Run me: `python -m bookkeeping.records` cleans a hostile name.
 """
 
 import json
@@ -45,13 +45,6 @@ def an_object(text: bytes, place: str) -> dict:
 def read(path: Path) -> dict:
     """config.json or summary.json, as it is."""
     return an_object(path.read_bytes(), str(path))
-
-
-def config_of(folder: Path) -> dict:
-    """A run's config.json; ValueError if there is none, so that this is no run folder."""
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
-    return read(folder / "config.json")
 
 
 def record(path: Path) -> dict:
@@ -278,11 +271,5 @@ def broken(groups: list[list]) -> str:
 
 
 if __name__ == "__main__":
-    import tempfile
-
     name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
     print("a hostile name:", repr(name), "becomes", repr(clean(name)))
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "metrics.jsonl"
-        append(file, {"update": 1, "reward": 0.25})
-        print("read:", lines(file))

@@ -10,14 +10,12 @@ Run me: `python -m bookkeeping.refusals` shows a refusal.
 import math
 import re
 from dataclasses import fields
-from pathlib import Path
 
 from bookkeeping.presets import BY_ENV, PRESETS
 from fast import parallel
 from fast.batches import IMPORTANCE
 from grpo import LOSSES
 from settings import (
-    LEVELS,
     MOST_UPDATES,
     OF_ENVIRONMENTS,
     SFT_SEEDS,
@@ -176,7 +174,13 @@ def check(cfg: Config) -> None:
 
     Also fills in what depends on the environment, and lists every setting of --set once.
     """
-    check_env(cfg)
+    if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
+        refuse(
+            cfg,
+            "env",
+            "there is no such environment; choose letters, alphabet, swarm, jsonl:FILE, "
+            "reasoning_gym:NAME, or FILE.py:CLASS",
+        )
     fill(cfg, by_env(cfg.env))
     if kind(cfg.env) == "yours":
         check_level(cfg)
@@ -211,21 +215,6 @@ def seeds_of(cfg: Config) -> int:
     return (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * (cfg.num_tasks or 1))
 
 
-def check_env(cfg: Config) -> None:
-    """Refuse an environment that does not exist, and say what there is."""
-    if cfg.env.endswith(".py") and Path(cfg.env).is_file():
-        text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
-        classes = ", ".join(re.findall(r"^class (\w+)", text, re.M)) or "none"
-        refuse(cfg, "env", f"give FILE.py:CLASS; its classes are {classes}")
-    if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
-        refuse(
-            cfg,
-            "env",
-            "there is no such environment; choose letters, alphabet, swarm, jsonl:FILE, "
-            "reasoning_gym:NAME, or FILE.py:CLASS",
-        )
-
-
 def check_level(cfg: Config) -> None:
     """Your own class is trained at its last level, or at the one that you type."""
     levels = levels_of(cfg.env)
@@ -242,20 +231,14 @@ def check_level(cfg: Config) -> None:
 
 
 def tell_unread(cfg: Config, typed: set[str]) -> None:
-    """Print the flags that were typed but change nothing in this run, which `check` lets pass."""
-    useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
+    """Print the flags of environments that were typed, and that this one does not read."""
+    read = {"yours": {"difficulty"}, "known": {"think"}}.get(kind(cfg.env))
+    if read is None:
+        own = {field.name for field in fields(class_of(cfg.env))}
+        read = {name for name, field in OF_ENVIRONMENTS.items() if field in own}
+    useless = sorted(typed & OF_ENVIRONMENTS.keys() - read)
     if useless:
         print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")
-
-
-def read_by(env: str) -> set[str]:
-    """The flags that this environment reads, of those that only some read."""
-    others = {"yours": {"difficulty", "eval_other_tiers"}, "known": {"think"}}
-    if kind(env) in others:
-        return others[kind(env)]
-    own = {field.name for field in fields(class_of(env))}
-    found = {name for name, field in OF_ENVIRONMENTS.items() if field in own}
-    return found | {"eval_other_tiers"} if env in LEVELS else found
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from tyro.conf import Positional
 
 import metrics
 from bookkeeping import doctor, records
@@ -45,7 +44,6 @@ from bookkeeping.tables import (
     mean_of,
     measures,
     moment,
-    number,
     own_parts,
     rolling,
     scale,
@@ -101,7 +99,6 @@ TRAJECTORY = (
 )
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
-LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 
@@ -144,7 +141,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
 def collect(folder: Path) -> tuple[dict, list[dict]]:
     """(everything that a run's three pages show, its episodes)."""
-    config = records.config_of(folder)
+    config = records.read(folder / "config.json")
     lines, evals, episodes, steps = (
         records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals", "episodes", "sft")
     )
@@ -285,24 +282,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
-    peaks = [largest(lines, name) for name in LARGEST if any(name in line for line in lines)]
-    out = [f"Training reward. {training_reward(lines)}", *peaks]
-    began = {line["level"]: line["update"] for line in reversed(lines) if "level" in line}
-    if len(began) > 1:
-        steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
-        out.append(f"The curriculum: {', '.join(steps)}.")
-    return out + (told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."])
-
-
-def largest(lines: list[dict], name: str) -> str:
-    """A column's mean and peak."""
-    found = [line for line in lines if name in line]
-    mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
-    lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
-    return (
-        f"{label(name).capitalize()}: {number(name, mean)} on average, at most "
-        f"{number(name, most[name])}, in update {most['update']}{lag}."
-    )
+    told = told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
+    return [f"Training reward. {training_reward(lines)}", *told]
 
 
 def training_reward(lines: list[dict]) -> str:
@@ -442,7 +423,7 @@ def title_of(seed: int | None, prompt: str) -> str:
     return f"scenario {(seed or 0) % 1_000_000_000}: {state}" if state else prompt
 
 
-def main(folder: Positional[Path]) -> None:
+def main(folder: tyro.conf.Positional[Path]) -> None:
     with records.foreign(folder):
         write(folder)
     if (folder / "report.md").exists():

@@ -48,8 +48,6 @@ PRINTED = (
     ("loss", "loss", "+.4f"),
 )
 
-WANDB_EPISODES = 500  # in wandb's table; episodes.jsonl has more
-
 
 @contextmanager
 def may_fail():
@@ -227,16 +225,8 @@ class Run:
             [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
         )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
-        if self.wandb:
-            self.sft_to_wandb(losses)
-
-    @may_fail()
-    def sft_to_wandb(self, losses: list[float]) -> None:
-        """SFT's losses as a picture of their own: wandb has one row per update."""
-        import wandb
-
-        rows = wandb.Table(["step", "loss"], [*enumerate(losses, 1)])
-        self.wandb.log({"sft": wandb.plot.line(rows, "step", "loss", "SFT loss")}, step=0)
+        # wandb has one row per update; the curve is in the report
+        self.to_wandb({"update": 0, **{f"sft/{k}": v for k, v in self.state.sft.items()}})
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.
@@ -442,15 +432,7 @@ def open_wandb(cfg, folder: Path):
 
 @may_fail()
 def finish_wandb(run, folder: Path, about: dict) -> None:
-    """The final numbers, the newest episodes as a table, and the report as an artifact."""
-    import wandb
-
-    columns = ["update", "source", "stage", "seed", "reward", "stop_reason", "reply_tokens"]
-    table = wandb.Table([*columns, "episode"])
-    for e in records.lines(folder / "episodes.jsonl")[-WANDB_EPISODES:]:
-        said = "\n\n".join(f"{m['role']}: {m['content']}" for m in e["messages"])
-        table.add_data(*(e[name] for name in columns), said)
-    run.log({"update": about["updates"], "episodes": table}, step=about["updates"])
+    """The final numbers, and the report, which has the episodes, as an artifact."""
     run.log_artifact(str(folder / "report.html"), name=f"report-{run.id}", type="report")
     run.summary.update(
         {

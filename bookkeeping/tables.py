@@ -201,12 +201,11 @@ def rolling(lines: list[dict]) -> dict:
 
 def draw(path: Path, title: str, charts: list[dict]) -> None:
     """All charts in one picture, three to a row. matplotlib is loaded only here."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
     rows, columns = math.ceil(max(1, len(charts)) / 3), max(1, min(3, len(charts)))
     with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
+        fig = matplotlib.figure.Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
         fig.suptitle(clean(title))
         for i, chart in enumerate(clean(charts), 1):
             draw_chart(fig.add_subplot(rows, columns, i), chart)

@@ -70,11 +70,13 @@ def test_a_difference_is_paired_by_scenario():
     later = hard + 0.02 + 0.001 * np.sin(np.arange(60))
     quality = [None, *later[1:]]
     a, b = evaluation(hard, quality=quality), evaluation(later, quality=[*hard[:59], None])
-    reward, other = behaviour.changes(a, b)
-    assert metrics.mean(reward["a"]).high > metrics.mean(reward["b"]).low
-    assert reward["gain"] == metrics.gain(hard, later) and reward["gain"].low > 0.019
-    assert reward["p"] < 0.001 and reward["gain"].n == 60
-    assert other["gain"].n == 58 and other["gain"].mean < 0
+    x, y = behaviour.paired(a, b, "reward")
+    assert metrics.mean(x).high > metrics.mean(y).low
+    gain = metrics.gain(hard, later)
+    assert metrics.gain(x, y) == gain and gain.low > 0.019 and gain.n == 60
+    reward, other = behaviour.averages(a, b)["rows"]
+    assert reward[3:6] == [gain.text(3, 1, sign="+"), "<0.001", "up"]
+    assert len(behaviour.paired(a, b, "quality")[0]) == 58 and other[3].startswith("-")
 
 
 # ------------------------------------------------------------------------------ rows, tools, the best

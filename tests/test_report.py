@@ -172,7 +172,7 @@ def test_a_report_can_be_written_again_and_an_unfinished_run_has_a_page(run, cap
 
 @pytest.mark.parametrize("name", ["none", "."])
 def test_errors_are_one_sentence(name, tmp_path):
-    with pytest.raises(SystemExit, match="has no config.json, so it is no run folder") as told:
+    with pytest.raises(SystemExit, match="No such file .*config.json") as told:
         report.main(tmp_path / name)
     assert "\n" not in str(told.value)
 
@@ -191,12 +191,11 @@ def test_what_is_wrong_is_told_and_its_absence_too():
     assert "nan" not in observed(bare)
 
 
-def test_a_curriculum_is_told_and_only_its_last_level_settles():
+def test_a_curriculum_is_marked_and_only_its_last_level_settles():
     rng = np.random.default_rng(0)
     reward = lambda i: (0.8 if i < 100 else 0.3) + rng.normal(0, 0.005)
     lines = [update_line(i + 1, reward(i), level=5 + (i >= 100)) for i in range(200)]
     text = observed(lines)
-    assert "The curriculum: 5 from update 1, 6 from update 101." in text
     assert "Has it settled, at level 6? Settled at 0.30" in text and "Now, at level 6: 0.30" in text
     assert report.charts(lines, [])[0]["marks"] == [[101, "6"]]
 

@@ -119,7 +119,7 @@ REFUSED = [  # (flags, what is said)
     ({"seed": 1250}, "--seed 1250: must be 0 to 1249"),
     ({"env": "swarm", "eval_n": 10**6, "set": ["version=0.1"]}, "have that many different"),
     ({"env": "lettres"}, "--env lettres: there is no such environment; choose letters, alphabet"),
-    ({"env": "two.py"}, "--env two.py: give FILE.py:CLASS; its classes are One, Two"),
+    ({"env": "two.py"}, "--env two.py: there is no such environment; choose letters, alphabet"),
     ({"env": "two.py:One"}, "--env two.py:One: cannot be used (AttributeError"),
     ({"env": "alphabet", "set": ["similarity_power=inf"]}, "=inf: must be positive, not inf"),
     ({"env": "alphabet", "set": ["min_turns=4"]}, "--set min_turns=4 max_turns=3 "),

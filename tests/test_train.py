@@ -102,7 +102,7 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     assert summary["sft"] == {"loss_first": losses[0], "loss_last": losses[-1]}
     said = (whole / "train.log").read_text()
     assert "eval before" in said and "update    3  reward" in said
-    lag = "Off-policy level (age of the samples, in updates): 0.0 on average, at most 0.0"
+    lag = "| off-policy level (age of the samples, in updates) |"  # a column by blocks of updates
     assert lag in (whole / "report.md").read_text()
     evals = [(line["update"], line["stage"]) for line in lines(whole / "evals.jsonl")]
     assert evals == [(0, "before"), (0, "after_sft"), (2, "train"), (3, "final")]
@@ -336,7 +336,6 @@ def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
         rows = [named(r) for r in kept if r.WhichOneof("record_type") == "history"]
         steps = [(row["_step"], row["update"]) for row in rows]
         assert steps == [(n, n) for n in ((0, 1) if last == 1 else (2,))]
-        assert rows[-1]["episodes/_type"] == "table-file" and rows[-1]["episodes/nrows"] > 4
         pages = [r.artifact for r in kept if r.artifact.type == "report"]
         assert [entry.path for page in pages for entry in page.manifest.contents] == ["report.html"]
         said = [named(r)["eval"] for r in kept if "eval" in named(r)]
