@@ -669,8 +669,8 @@ def always_the_same(lines: Lines) -> Found | None:
 
 def warm_up(lines: Lines) -> Found | None:
     """Does the learning rate still rise when the log ends? A run that has only begun may do so."""
-    rates = every(lines, "lr")
-    if len(rates) >= 20 and (np.diff(rates) > 0).all():
+    rates, planned = every(lines, "lr"), max(every(lines, "planned"), default=0)
+    if len(rates) >= 20 and lines[-1]["update"] >= 0.5 * planned and (np.diff(rates) > 0).all():
         return {"warm-up": f"the rate rose in every step, from {rates[0]:.2g} to {rates[-1]:.2g}"}
 
 

@@ -229,7 +229,7 @@ SHOWN = re.compile(
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and maybe not 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
-BESIDES = {*STEPS, "epoch", "rounded"}  # entries of a row that are not metrics
+BESIDES = {*STEPS, "epoch", "planned", "rounded"}  # entries of a row that are not metrics
 
 
 def row_of(pairs) -> Row:
@@ -320,7 +320,10 @@ def rows_of(text: str) -> list[Row]:
         [row for row in reader(text) if row.keys() - BESIDES]
         for reader in (dict_rows, table_rows, html_rows, console_rows, broken_rows)
     ]
-    return counted(max(found, key=lambda rows: sum(map(len, rows))))
+    rows = counted(max(found, key=lambda rows: sum(map(len, rows))))
+    if planned := re.findall(r'max_steps": *"?(?:\d{1,12}/)?(\d{1,12})', text):
+        rows[-1:] = [row | {"planned": float(planned[0])} for row in rows[-1:]]
+    return rows
 
 
 def counted(rows: list[Row]) -> list[Row]:
@@ -359,6 +362,7 @@ def collect(rows: list[Row]) -> Log:
     lags = framework == TRL and {"ratio", "kl"} <= names.keys()
     if lags:
         del theirs["kl_ref"]
+    theirs["planned"] = "planned"
     lines = [
         {mine: row[name] for mine, name in theirs.items() if name in row}
         | {"update": int(row["step"])}
@@ -381,7 +385,7 @@ def collect(rows: list[Row]) -> Log:
         for name, n in gaps.items()
         if n
     ]
-    theirs = {mine: name for mine, name in theirs.items() if mine in logged}
+    theirs = {mine: name for mine, name in theirs.items() if mine in logged - {"planned"}}
     return Log(framework, lines, theirs, notes)
 
 
@@ -396,7 +400,7 @@ def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
     notes = []
     for line in lines:
         step = line["update"]
-        twice = line.keys() & at.get(step, {}).keys() - {"update"}
+        twice = line.keys() & at.get(step, {}).keys() - {"update", "planned"}
         if twice and step < run[-1]["update"]:
             again = step <= run[0]["update"]
             notes.append(f"a run {'began' if again else 'was resumed'} at step {step}")
