@@ -95,7 +95,7 @@ class Arm:
 
 def read(folder: Path) -> Run:
     """A finished run. ValueError with one sentence if the folder is not one."""
-    config = records.record(folder / "config.json")
+    config = records.clean(records.config_of(folder))
     evals = records.clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
     if not final or not (folder / "summary.json").exists():

@@ -694,7 +694,7 @@ def of_ours(folder: Path) -> logs.Log:
     looked = {column for illness in ILLNESSES.values() for column in illness["columns"]}
     lines = [{name: v for name, v in line.items() if v is not None} for line in lines]
     seen = {name: name for name in looked if any(name in line for line in lines)}
-    evals = of_run(evals, records.read(folder / "config.json")["sft_steps"])
+    evals = of_run(evals, records.config_of(folder)["sft_steps"])
     return logs.Log(OURS, lines, seen, [], [str(folder)], evals)
 
 

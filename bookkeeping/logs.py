@@ -185,6 +185,8 @@ def choose(folder: Path) -> list[Path]:
 
 def read(path: Path) -> Log:
     """The log in a file or folder. ValueError of one sentence if there is none."""
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder; check the path")
     files = choose(path) if path.is_dir() else [path]
     text = ""
     for file in files:

@@ -47,6 +47,13 @@ def read(path: Path) -> dict:
     return an_object(path.read_bytes(), str(path))
 
 
+def config_of(folder: Path) -> dict:
+    """A run's config.json; ValueError if there is none, so that this is no run folder."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
+    return read(folder / "config.json")
+
+
 def record(path: Path) -> dict:
     """config.json or summary.json, its text made safe."""
     return clean(read(path))

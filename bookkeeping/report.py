@@ -141,7 +141,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
 def collect(folder: Path) -> tuple[dict, list[dict]]:
     """(everything that a run's three pages show, its episodes)."""
-    config = records.read(folder / "config.json")
+    config = records.config_of(folder)
     lines, evals, episodes, steps = (
         records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals", "episodes", "sft")
     )

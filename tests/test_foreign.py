@@ -482,7 +482,7 @@ def test_real_runs_of_trl_7_of_9_mistakes_are_named_and_0_of_18_healthy_runs_ala
     [
         ("trl-healthy.log", 0, "nothing wrong was found"),
         ("verl-no-variance.log", 1, "step 10: no signal: "),
-        ("nobody", 2, "No such file or directory: "),
+        ("nobody", 2, "there is no such file or folder; check the path"),
     ],
 )
 def test_the_command_ends_with_0_1_or_2(tmp_path, file, status, says):

@@ -172,7 +172,7 @@ def test_a_report_can_be_written_again_and_an_unfinished_run_has_a_page(run, cap
 
 @pytest.mark.parametrize("name", ["none", "."])
 def test_errors_are_one_sentence(name, tmp_path):
-    with pytest.raises(SystemExit, match="No such file .*config.json") as told:
+    with pytest.raises(SystemExit, match="has no config.json, so it is no run folder") as told:
         report.main(tmp_path / name)
     assert "\n" not in str(told.value)
 
