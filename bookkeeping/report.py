@@ -44,6 +44,7 @@ from bookkeeping.tables import (
     mean_of,
     measures,
     moment,
+    number,
     own_parts,
     rolling,
     scale,
@@ -99,6 +100,7 @@ TRAJECTORY = (
 )
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
+LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 
@@ -283,7 +285,19 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     if not lines:
         return ["No GRPO updates in this run.", *told]
     told = told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
-    return [f"Training reward. {training_reward(lines)}", *told]
+    peaks = [largest(lines, name) for name in LARGEST if any(name in line for line in lines)]
+    return [f"Training reward. {training_reward(lines)}", *peaks, *told]
+
+
+def largest(lines: list[dict], name: str) -> str:
+    """A column's mean and peak."""
+    found = [line for line in lines if name in line]
+    mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
+    lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
+    return (
+        f"{label(name).capitalize()}: {number(name, mean)} on average, at most "
+        f"{number(name, most[name])}, in update {most['update']}{lag}."
+    )
 
 
 def training_reward(lines: list[dict]) -> str:

@@ -102,7 +102,7 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     assert summary["sft"] == {"loss_first": losses[0], "loss_last": losses[-1]}
     said = (whole / "train.log").read_text()
     assert "eval before" in said and "update    3  reward" in said
-    lag = "| off-policy level (age of the samples, in updates) |"  # a column by blocks of updates
+    lag = "Off-policy level (age of the samples, in updates): 0.0 on average, at most 0.0"
     assert lag in (whole / "report.md").read_text()
     evals = [(line["update"], line["stage"]) for line in lines(whole / "evals.jsonl")]
     assert evals == [(0, "before"), (0, "after_sft"), (2, "train"), (3, "final")]
