@@ -263,10 +263,7 @@ def distribution(values) -> str:
 @dataclass(frozen=True)
 class Trend:
     settled: bool
-    sentence: str  # settled, still moving, or why it is too early to tell
-    slope: Interval  # per 10 updates, over the last `window`
-    window: int  # updates the slope was fitted to
-    level: Interval  # if settled: as long as it has held, roughly; else the window's
+    sentence: str  # settled at which level, still moving, or too early to tell, and why
 
 
 SHORTEST = 30  # updates: in fewer, nothing counts as settled
@@ -292,10 +289,10 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     takes off.
     """
     values = series(values)
-    n, window = len(values), shortest
+    n = len(values)
     if n < shortest:
-        why = f"cannot tell yet: {n} updates are too few, {shortest} is the least"
-        return Trend(False, why, Interval(NAN, NAN, NAN, n), n, level(values))
+        why = f"{n} updates are too few, {shortest} is the least"
+        return Trend(False, f"cannot tell yet: {why}")
     from scipy import stats
 
     is_precise = lambda slope: slope.high - slope.low <= 1.2 * tolerance
@@ -307,25 +304,21 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     window = precise[0] if precise else max(shortest, n // 2)
     slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
-    early, late = residuals[: window // 2], residuals[window // 2 :]
     shown = slope.text(unit=" per 10 updates", sign="+")
     over = f"over the last {window}"
-    settled = False
-    now = level(values[-window:])
     if not within and (slope.low > 0 or slope.high < 0):
-        why = f"still moving, {shown} {over}"
-    elif not (precise and within):
+        return Trend(False, f"still moving, {shown} {over}")
+    if not (precise and within):
         ends = f"from {slope.low:+.3f} to {slope.high:+.3f} per 10 updates"
-        why = f"cannot tell yet: {over} the slope may be anything {ends}"
-    elif np.ptp(residuals) > 1e-9 and stats.levene(early, late).pvalue < 0.01:
+        return Trend(False, f"cannot tell yet: {over} the slope may be anything {ends}")
+    early, late = residuals[: window // 2], residuals[window // 2 :]
+    if np.ptp(residuals) > 1e-9 and stats.levene(early, late).pvalue < 0.01:
         went = f"from {early.std():.3f} to {late.std():.3f}"
-        why = f"cannot tell yet: {over} the spread went {went}"
-    else:
-        settled = True
-        now = level(values[min(n - window, cuts(values)[-1]) :])
-        span = f"over the last {now.n} updates"
-        why = f"settled at {now.text(2)} {span} ({shown}, within ±{tolerance:g})"
-    return Trend(settled, why, slope, window, now)
+        return Trend(False, f"cannot tell yet: {over} the spread went {went}")
+    # Over the window, or longer: since the level last stepped.
+    now = level(values[min(n - window, cuts(values)[-1]) :])
+    held = f"{now.text(2)} over the last {now.n} updates"
+    return Trend(True, f"settled at {held} ({shown}, within ±{tolerance:g})")
 
 
 def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
