@@ -199,14 +199,6 @@ STEP = 4.0  # a step in the level is this many standard errors high (cuts says w
 LEAST = 5  # and has at least this many updates on either side
 
 
-def series(values) -> np.ndarray:
-    """The values as [n] floats. NaN and infinity would spread, and are refused."""
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError("give one finite number per update, and leave the others out")
-    return values
-
-
 def slow_noise(residuals: np.ndarray, fitted: int) -> float:
     """How far slow noise can carry an average: its deviation times Student's 97.5%.
 
@@ -237,7 +229,7 @@ def level(values) -> Interval:
     A series that rises has no level, and gets a wide interval. So do two values
     (Student's t with one degree of freedom). Shares get one between 0 and 1.
     """
-    values = series(values)
+    values = np.asarray(values, dtype=float)
     n = len(values)
     middle = float(values.mean()) if n else NAN
     if is_constant(values):
@@ -249,7 +241,7 @@ def level(values) -> Interval:
 
 def distribution(values) -> str:
     """Mean, median, tails and peak of a metric over updates, in one sentence."""
-    values = series(values)
+    values = np.asarray(values, dtype=float)
     average, peak = level(values), values.max()
     low, median, high = np.quantile(values, [0.05, 0.5, 0.95])
     beyond = 100 * (peak - average.mean) / max(abs(average.mean), 1e-9)
@@ -288,7 +280,7 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     the future: a run that waits 150 updates before it takes off has settled, until it
     takes off.
     """
-    values = series(values)
+    values = np.asarray(values, dtype=float)
     n = len(values)
     if n < shortest:
         why = f"{n} updates are too few, {shortest} is the least"
@@ -383,7 +375,7 @@ def adaptive_window(values) -> int:
     """
     from scipy import stats
 
-    values = series(values)
+    values = np.asarray(values, dtype=float)
     window = len(values) - cuts(values)[-1]
     while window >= 2 * LEAST:
         recent = values[-window:]
@@ -394,9 +386,9 @@ def adaptive_window(values) -> int:
     return window
 
 
-def present(values) -> np.ndarray:
+def present(values):
     """The last updates: as many of them as describe the present."""
-    return series(values)[-adaptive_window(values) :]
+    return values[-adaptive_window(values) :]
 
 
 def passed(values, bar: float) -> bool:
@@ -417,8 +409,7 @@ def passed(values, bar: float) -> bool:
 
 def present_trend(values) -> Trend:
     """Has the present settled? An old level does not count; a current rise does."""
-    window = max(SHORTEST, adaptive_window(values))
-    return trend(series(values)[-window:])
+    return trend(values[-max(SHORTEST, adaptive_window(values)) :])
 
 
 if __name__ == "__main__":
