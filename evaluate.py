@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import doctor, records, tables
+from bookkeeping import doctor, records, report, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint
 from bookkeeping.guard import guarded, preflight
@@ -61,15 +61,14 @@ def evaluate_policy(
     folder: Path,
     stage: str,
     update: int,
-) -> dict[str, list[Episode]]:
+) -> dict[str, dict[str, metrics.Interval]]:
     """Play the tasks with these seeds in every set, each greedily.
 
     roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one
     trained on?, make_env)}. stage: before, after_sft, train, final or eval_only;
-    update: updates the policy has seen. Each task's result goes to
-    evals.jsonl; episodes.jsonl gets a few whole episodes of the trained set. Returns
-    {set: its episodes}, without the failed ones. Raises ValueError if all of them
-    failed.
+    update: updates the policy has seen. Each task's result goes to evals.jsonl;
+    episodes.jsonl gets a few whole episodes of the trained set. Returns {set: its
+    headline}, without the failed episodes. Raises ValueError if all of them failed.
     """
     results = {}
     bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
@@ -83,12 +82,12 @@ def evaluate_policy(
         if not played:
             why = f"every episode of this evaluation ended in an error ({failed[0]})"
             raise ValueError(f"{tasks}: {why}; {MEND}")
-        results[tasks] = played
         line = eval_line(update, stage, tasks, trained, played, failed)
         records.append(folder / "evals.jsonl", line)
         if trained:
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
-        shown = "  ".join(f"{name} {x}" for name, x in headline(played).items())
+        results[tasks] = headline(played)
+        shown = "  ".join(f"{name} {x}" for name, x in results[tasks].items())
         records.say(
             folder,
             f"eval {stage:10} update {update:4}  {tasks}  {shown}"
@@ -158,15 +157,14 @@ def eval_line(
     }
 
 
-def print_components(name: str, episodes: list[Episode]) -> None:
-    """Reward and components of an evaluation, each with its interval."""
-    n = len(episodes)
-    print(f"\n{name}: mean [95% interval], greedy, {n} tasks that were not trained on")
-    rewards = {"reward": [e.reward for e in episodes]}
-    for part, values in (rewards | parts(episodes)).items():
-        given = known(values)
-        shown = tables.cell(part, np.array(given, dtype=float))
-        print(f"  {part:22} {shown}, n={len(given)}")
+def print_components(line: dict) -> None:
+    """Each measure in a line of evals.jsonl, with its interval."""
+    tasks, n = line["tasks"], len(line["reward"])
+    print(f"\n{tasks}: mean [95% interval], greedy, {n} tasks that were not trained on")
+    for name in tables.measures(line):
+        values = tables.values(line, name)
+        given = values[~np.isnan(values)]
+        print(f"  {name:22} {tables.cell(name, given)}, n={len(given)}")
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
@@ -334,13 +332,13 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     with records.foreign(folder):
         update = load_checkpoint(saved, policy)[1]["updates"]  # Adam's moments go
     print(f"{folder} after {update} updates; {why}")
-    results = play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
-    for tasks, episodes in results.items():
-        print_components(tasks, episodes)
-    print_gains(records.lines(folder / "evals.jsonl")[before:])
+    play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
+    lines = records.lines(folder / "evals.jsonl")[before:]
+    for line in lines:
+        if line["tasks"] in sets:  # greedy, with the adapter
+            print_components(line)
+    print_gains(lines)
     if (folder / "summary.json").exists():  # a run that is not finished has no report
-        from bookkeeping import report
-
         with records.foreign(folder):
             report.write(folder)
     lock.release()
@@ -349,18 +347,15 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
 
 def play_ways(
     cfg, policy, rollouts, sets, seeds, folder: Path, update: int, whose: str = ""
-) -> dict[str, list[Episode]]:
-    """Play the sets greedily, then sampled; returns the greedy episodes of each."""
-    found = []
+) -> None:
+    """Play the sets greedily, then sampled."""
     for how, temperature in (("", 0.0), (SAMPLED, cfg.temperature)):
         roll = partial(rollouts.once, update=update, temperature=temperature)
         named = {
             name + how + whose: (trained and not how + whose, new_env)
             for name, (trained, new_env) in sets.items()
         }
-        about = (seeds, folder, "eval_only", update)
-        found.append(evaluate_policy(policy, roll, named, *about))
-    return found[0]
+        evaluate_policy(policy, roll, named, seeds, folder, "eval_only", update)
 
 
 def print_gains(lines: list[dict]) -> None:
@@ -408,8 +403,9 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     first = HELD_OUT_SEEDS if given.held_out else DEV_SEEDS
     seeds = seeds_from(cfg, first, cfg.eval_n)
     if not seeds:
-        why = f"{cfg.env} has no tasks for it"
-        raise ValueError(f"--held-out: {why}; see docs/tasks.md")
+        raise ValueError(
+            f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md"
+        )
     sets = eval_sets(cfg, sweep=True).items()
     named = {name + rules: new_env for name, (_, new_env) in sets}
     return {name: (name == own, new_env) for name, new_env in named.items()}, seeds
@@ -432,7 +428,8 @@ if __name__ == "__main__":
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     rollouts, new_env = open_rollouts(cfg, policy), partial(make_env, cfg, 3)
     groups = rollouts.greedy(new_env, dev_seeds(cfg), update=0)  # [8][1]
-    print_components("pico_base, tier 3", [group[0] for group in groups])
+    episodes = [group[0] for group in groups]
+    print_components(eval_line(0, "before", "pico_base, tier 3", True, episodes))
     groups = play(policy, rollouts.sampler, new_env, [1, 2, 3], 4, 320, 1.0, 0)
     line = {key: round(value, 3) for key, value in summarize(groups).items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", line)

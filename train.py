@@ -25,7 +25,6 @@ from bookkeeping.run import open_run
 from evaluate import (
     evaluate_only,
     evaluate_policy,
-    headline,
     prospects,
     summarize,
     verdict,
@@ -173,10 +172,10 @@ def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
     with run.clock("eval"):
         done = run.state.updates
         greedy = partial(rollouts.greedy, update=done)
-        played = evaluate_policy(
+        results = evaluate_policy(
             policy, greedy, eval_sets(cfg), dev_seeds(cfg), run.folder, stage, done
         )
-        run.log_evaluation({tasks: headline(played[tasks]) for tasks in played})
+        run.log_evaluation(results)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 import metrics
 from bookkeeping import tables
 from bookkeeping.records import lines
-from evaluate import evaluate_policy, headline, print_components, prospects, summarize
+from evaluate import eval_line, evaluate_policy, print_components, prospects, summarize
 from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
 
@@ -27,8 +27,8 @@ def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: flo
 
 
 def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 20):
-    """(the results, what was played, their means). Task i of an environment is worth what the
-    environment's list says."""
+    """(what was played, the means). Task i of an environment is worth what the environment's list
+    says."""
     calls = []
 
     def roll(make_env, seeds):
@@ -39,15 +39,11 @@ def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 2
         return [[e] for e in episodes[: len(seeds)]]
 
     results = evaluate_policy(tiny, roll, sets, dev_seeds(Config(eval_n=n)), folder, stage, done)
-    return (
-        results,
-        calls,
-        {
-            (tasks, name): value.mean
-            for tasks, episodes in results.items()
-            for name, value in headline(episodes).items()
-        },
-    )
+    return calls, {
+        (tasks, name): value.mean
+        for tasks, found in results.items()
+        for name, value in found.items()
+    }
 
 
 def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny, tmp_path):
@@ -57,14 +53,10 @@ def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny
         episode(stop="error"),
         episode(1.0, exact=1.0, format=1.0, stop="truncated"),
     ]
-    results, calls, logged = judged(
-        tiny, tmp_path, {"easy": (False, easy), "hard": (True, hard)}, 3
-    )
-    hard = [hard[0], hard[2]]  # an episode in error is no result
+    calls, logged = judged(tiny, tmp_path, {"easy": (False, easy), "hard": (True, hard)}, 3)
     assert [seeds for _, seeds in calls] == [[DEV_SEEDS + i for i in range(3)]] * 2 and calls[0][
         0
     ] == easy
-    assert results == {"easy": easy, "hard": hard}
     assert lines(tmp_path / "evals.jsonl") == [
         {"update": 20, "stage": "train", "tasks": "easy", "trained": False, "reward": [1.0, 0.2, 1.0], "exact": [1.0, 0.0, 1.0],
          "format": [1.0, 1.0, 1.0], "reply_tokens": [2, 2, 2], "truncated": [False, False, False]},
@@ -127,10 +119,10 @@ def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_m
     assert line["turn_1"] == [0.5, 1.0, 0.0] and line["turn_2"] == [None, 0.25, 0.75]
     found = tables.average(tables.values(line, "turn_2"))
     assert found == metrics.mean([0.25, 0.75]) and "turn_2" in tables.measures(line)
-    print_components("mine", mixed)
-    row = capsys.readouterr().out.splitlines()[-1]
-    assert row.split(maxsplit=1) == ["turn_2", f"{metrics.mean([0.25, 0.75]).text(3)}, n=2"]
-    print_components("mine", [episode(0.5, turns_used=25.0)] * 3)
+    print_components(line)
+    rows = capsys.readouterr().out.splitlines()
+    assert f"  turn_2                 {found.text(3)}, n=2" in rows
+    print_components(eval_line(0, "final", "mine", True, [episode(0.5, turns_used=25.0)] * 3))
     assert "turns_used             25, always, n=3" in capsys.readouterr().out
 
 
