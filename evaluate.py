@@ -74,14 +74,10 @@ def evaluate_policy(
     bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
     for tasks, (trained, new_env) in bar:
         groups = roll(partial(guarded, new_env), seeds)  # [n][1]
-        episodes = [group[0] for group in groups]
-        played = [e for e in episodes if e.stop_reason != "error"]
+        played = [e for [e] in without_failed(groups)]
         failed = {
-            i: e.error for i, e in enumerate(episodes) if e.stop_reason == "error"
+            i: e.error for i, [e] in enumerate(groups) if e.stop_reason == "error"
         }
-        if not played:
-            why = f"every episode of this evaluation ended in an error ({failed[0]})"
-            raise ValueError(f"{tasks}: {why}; {MEND}")
         line = eval_line(update, stage, tasks, trained, played, failed)
         records.append(folder / "evals.jsonl", line)
         if trained:
@@ -206,8 +202,7 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
     played = [g for g in played if g]
     if not played:
         first = next(e.error for g in groups for e in g)
-        why = f"every episode of this update ended in an error ({first})"
-        raise ValueError(f"{why}; {MEND}")
+        raise ValueError(f"every episode ended in an error ({first}); {MEND}")
     return played
 
 
