@@ -212,15 +212,14 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     episodes = [e for g in played for e in g]
     right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
     lengths = [e.reply_tokens for e in episodes]
-    cut = np.mean([e.stop_reason == "truncated" for e in episodes])
-    form = np.mean([e.components.get("format", 1) for e in episodes])
+    line = summarize(groups)
     different = [len({tuple(e.token_ids) for e in g}) for g in played]
     texts = (m["content"] for m in episodes[0].messages if m["role"] == "assistant")
     reply = next(texts, "")[-200:]
     return [
-        f"replies     {len(episodes)}, {form:.0%} in the right format",
-        f"length      {np.mean(lengths):.0f} tokens, at most {max(lengths)}; "
-        f"{cut:.0%} are cut at --max-tokens {cfg.max_tokens}",
+        f"replies     {len(episodes)}, {line.get('format', 1):.0%} in the right format",
+        f"length      {line['reply_tokens']:.0f} tokens, at most {max(lengths)}; "
+        f"{line['truncated']:.0%} are cut at --max-tokens {cfg.max_tokens}",
         f"different   {np.mean(different):.1f} of {cfg.k} replies to a task",
         f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",
         f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
@@ -401,17 +400,19 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
         raise ValueError(
             f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md"
         )
-    sets = eval_sets(cfg, sweep=True).items()
-    named = {name + rules: new_env for name, (_, new_env) in sets}
-    return {name: (name == own, new_env) for name, new_env in named.items()}, seeds
+    sets = {
+        name + rules: (name + rules == own, new_env)
+        for name, (_, new_env) in eval_sets(cfg, sweep=True).items()
+    }
+    return sets, seeds
 
 
 def rules_of(cfg: Config) -> dict:
     """{rule: its value}, for the rules that a set's name does not mention."""
     env = make_env(cfg, cfg.difficulty)
     own = [name for name in settable(cfg.env) if name not in IN_NAME]
-    reward = {"reward": cfg.reward} if cfg.env == "letters" else {}
-    rules = {"max_tokens": cfg.max_tokens} | reward
+    # Only letters has another reward to choose.
+    rules = {"max_tokens": cfg.max_tokens, "reward": getattr(env, "reward_kind", None)}
     return rules | {name: getattr(env, name) for name in own}
 
 
