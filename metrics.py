@@ -184,8 +184,10 @@ def gain(before, after) -> Interval:
     """Mean of after - before with its interval, paired: the same tasks in one order."""
     before, after = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     if before.shape != after.shape:
-        sizes = f"before has {before.shape} values and after {after.shape}"
-        raise ValueError(f"gain: {sizes}; both must be the same tasks")
+        raise ValueError(
+            f"gain: before has {before.shape} values and after {after.shape}; "
+            "both must be the same tasks"
+        )
     both = np.concatenate([before, after])
     # the most that a task may have changed by
     most = max(1.0, float(np.ptp(both))) if len(both) else 1.0
@@ -283,8 +285,8 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     values = np.asarray(values, dtype=float)
     n = len(values)
     if n < shortest:
-        why = f"{n} updates are too few, {shortest} is the least"
-        return Trend(False, f"cannot tell yet: {why}")
+        told = f"cannot tell yet: {n} updates are too few, {shortest} is the least"
+        return Trend(False, told)
     from scipy import stats
 
     is_precise = lambda slope: slope.high - slope.low <= 1.2 * tolerance
