@@ -34,6 +34,7 @@ from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
 from grpo import compare_groups, update
+from learn import failures
 from policy import adam, load_policy, set_learning_rate
 from rollout import prompt_ids
 from settings import (
@@ -119,9 +120,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     they are filled in here.
     """
     if cfg.break_:
-        from learn.failures import put_in  # a mistake on purpose
-
-        put_in(cfg.break_)
+        failures.put_in(cfg.break_)  # a mistake on purpose
 
     # Which model, why, and with which settings does it fit the card? If there are
     # several processes, all follow the first one's choice.
