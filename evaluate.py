@@ -259,9 +259,7 @@ def verdict(groups: list[list[Episode]]) -> str:
 
 # ----------------------------------------------------------------- train.py --eval-only
 
-# The flags that go with --eval-only: which tasks, the rules they are played by, and
-# how all this is computed. The name of a set of tasks already says these settings
-# (settings.eval_sets):
+# The name of a set of tasks already says these settings (settings.eval_sets):
 IN_NAME = (
     "version",
     "min_turns",
@@ -271,9 +269,15 @@ IN_NAME = (
     "similarity_power",
     "power_per_turn",
 )
-RULES = ("difficulty", "set", "max_tokens", "reward")
-COMPUTED = (
+# The flags that go with --eval-only: which tasks, the rules they are played by, and
+# how all this is computed.
+MAY_BE_TYPED = (
+    "difficulty",
+    "eval_other_tiers",
     "eval_n",
+    "set",
+    "max_tokens",
+    "reward",
     "device",
     "threads",
     "engine",
@@ -281,7 +285,6 @@ COMPUTED = (
     "plain",
     "vllm_seeds",
     "vllm_sleep",
-    "eval_other_tiers",
 )
 # Added to the name of a set of tasks if the policy is as it was before SFT and GRPO, or
 # samples instead of taking the likeliest token.
@@ -383,7 +386,7 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     cfg.async_rollouts = 0  # there is no trainer to run ahead of
     given.set = [*cfg.set, *given.set]  # the later one counts
     names = typed - {"eval_only", "held_out"}
-    run_folder.take_typed("--eval-only", cfg, given, names, RULES + COMPUTED)
+    run_folder.take_typed("--eval-only", cfg, given, names, MAY_BE_TYPED)
     check(cfg)
     if "difficulty" in typed:
         cfg.eval_other_tiers = False
