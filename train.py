@@ -55,7 +55,10 @@ from sft import sft
 
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
-    run, policy, rollouts, optimizer = begin(cfg, user_flags)
+    run = open_run(cfg, user_flags)  # its folder and, with --resume, its checkpoint
+    policy, rollouts = prepare(cfg, user_flags)
+    optimizer = adam(policy, cfg.lr)
+    run.open(policy, optimizer)  # loads the checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
@@ -102,15 +105,6 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
     return run.write_report()
-
-
-def begin(cfg: Config, user_flags: set[str]):
-    """(run, policy, rollouts, optimizer), from the checkpoint if the run has one."""
-    run = open_run(cfg, user_flags)  # the run's folder, and its checkpoint on --resume
-    policy, rollouts = prepare(cfg, user_flags)
-    optimizer = adam(policy, cfg.lr)
-    run.open(policy, optimizer)
-    return run, policy, rollouts, optimizer
 
 
 def prepare(cfg: Config, user_flags: set[str]):
