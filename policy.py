@@ -250,15 +250,14 @@ class PlainSampler:
     the whole text again for each token.
     """
 
+    asleep = nullcontext  # nothing to give back while the trainer works
+
     def __init__(self, policy: Policy):
         self.policy, self.version = policy, 0
 
     def sync(self, version: int = 0) -> None:
         # Nothing to copy: it samples from the policy's own weights.
         self.version = version
-
-    def asleep(self):
-        return nullcontext()  # nothing to give back while the trainer works
 
     def sample(
         self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False
