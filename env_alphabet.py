@@ -50,7 +50,7 @@ import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from env_letters import check_choice, split_thinking
+from env_letters import check_choice, hides_thinking, split_thinking
 
 # A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share
 # their first two letters and no two share three, so a key of three letters decides.
@@ -255,14 +255,6 @@ def find_blocks(reply: str, turn: int) -> list[str]:
     return [part.partition(f"<{tag}>")[2] for part in parts if f"<{tag}>" in part]
 
 
-def hides_thinking(reply: str, turn: int) -> bool:
-    """Is it anything but a single block? Prose or white space may hide thoughts."""
-    tag = LATER_TAG if turn else FIRST_TAG
-    if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
-        return True
-    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
-
-
 def habit_of(task: Task, replies: list[str]) -> str:
     """Which of HABITS the replies look like, judged by the last one that has a list."""
     listed = [turn for turn, reply in enumerate(replies) if find_blocks(reply, turn)]
@@ -300,10 +292,11 @@ class Alphabet:
         turns_fit = 1 <= self.min_turns <= self.max_turns
         names_fit = 1 <= self.min_names <= self.max_names
         if not (turns_fit and names_fit and self.max_turns * self.max_names <= most):
-            turns = f"--set min_turns={self.min_turns} max_turns={self.max_turns}"
-            names = f"min_names={self.min_names} max_names={self.max_names}"
-            need = f"need 1 <= min <= max, and at most {most} names in an episode"
-            raise ValueError(f"{turns} {names}: {need}")
+            raise ValueError(
+                f"--set min_turns={self.min_turns} max_turns={self.max_turns} "
+                f"min_names={self.min_names} max_names={self.max_names}: need 1 <= min "
+                f"<= max, and at most {most} names in an episode"
+            )
         power = self.similarity_power
         if not 0 < power < float("inf"):
             raise ValueError(
@@ -336,7 +329,8 @@ class Alphabet:
         n = len(self.task.turns)
         raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
         for turn, reply in enumerate(self.replies[:n]):
-            if self.think or not hides_thinking(reply, turn):
+            tag = LATER_TAG if turn else FIRST_TAG
+            if self.think or not hides_thinking(reply, tag, MOST_ANSWER):
                 expected = right_list(self.task, turn)
                 raw[turn], blocks[turn] = score_turn(reply, expected, turn)
         power, mean = self.similarity_power, sum(raw) / n

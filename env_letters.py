@@ -208,7 +208,7 @@ def score_reply(
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
-    if not think and hides_thinking(reply):
+    if not think and hides_thinking(reply, "answer", 2000):
         answer = None
     # The share of the counts that are right; a single one is right or wrong.
     truth = dict(zip(task.letters, task.counts))
@@ -230,12 +230,14 @@ def score_reply(
     }
 
 
-def hides_thinking(reply: str) -> bool:
-    """Is it more than a short <answer>…</answer>? Prose or spaces may hide a tally."""
-    # an honest answer is far shorter, and has no runs of white space
-    if len(reply) > 2000 or re.search(r"\s{8}", reply):
+def hides_thinking(reply: str, tag: str, most: int) -> bool:
+    """Is it more than one block <tag>…</tag>? Prose or white space may hide a tally.
+
+    most: characters; no honest answer is longer, or has runs of white space.
+    """
+    if len(reply) > most or re.search(r"\s{8}", reply):
         return True
-    return re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply) is None
+    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
 
 
 def habit_of(reply: str) -> str:

@@ -56,15 +56,13 @@ This file decides:
                 been passed.
 
 Run me: `python env_swarm.py` plays an episode with the expert, one line per turn. With
-`--play expert --scenario 7` it prints what the model sees, with `--play human` you
-play, and `--evaluate grinder --n 100` gives every metric with its 95% interval.
+`--play expert --scenario 7` it prints what the model sees, and `--evaluate grinder --n
+100` gives every metric with its 95% interval.
 """
 
 import argparse
-import json
 import math
 import random
-import sys
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
@@ -83,14 +81,12 @@ from swarm.economy import LAST_STEP, ME, Scenario, measures, open_economy
 from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
-    TOOLS,
     Refused,
     read_call,
     require,
     schemas,
     show,
     tool_names,
-    wrap_call,
     write_call,
 )
 from swarm.view import observe, opening, view
@@ -340,38 +336,12 @@ def brief(turn: Turn) -> str:
     return " ".join([turn.tool, *map(short, turn.arguments.values())])
 
 
-def as_typed(tool: str) -> list[str]:
-    """The arguments of a tool as a person types them: the text comes last."""
-    names = TOOLS.get(tool, ("", {}))[1]
-    return sorted(names, key=lambda name: name == "content")
-
-
-def typed() -> str:
-    """What a person types, as a call; "" to quit.
-
-    'claim_task task_3', 'propose_trade bot_1 2.5 fair data'.
-    """
-    tool, _, rest = sys.stdin.readline().strip().partition(" ")
-    names = as_typed(tool)
-    values = rest.split(maxsplit=max(0, len(names) - 1))
-    # a number is already JSON
-    in_json = lambda name, x: x if name == "offered_transfer" else json.dumps(x)
-    pairs = [f'"{name}": {in_json(name, x)}' for name, x in zip(names, values)]
-    return "" if tool in ("", "quit") else wrap_call(tool, f"{{{', '.join(pairs)}}}")
-
-
-def play_aloud(env: Swarm, seed: int, human: bool) -> None:
-    """An episode, message by message, of the scripted player or of a person."""
+def play_aloud(env: Swarm, seed: int) -> None:
+    """An episode of the scripted player, message by message, as the model sees it."""
     messages, done = env.reset(seed), False
-    if human:
-        print("; ".join(" ".join([tool, *as_typed(tool)]) for tool in TOOLS), "or quit")
     while not done:
-        print(f"{messages[0]['content']}\n")
-        reply = typed() if human else env.expert_reply()
-        if not reply:
-            print("scored as if the rest had been passed")
-            return
-        print(f"{reply}\n")
+        reply = env.expert_reply()
+        print(f"{messages[0]['content']}\n\n{reply}\n")
         messages, done = env.step(reply)
     print(f"the end: {env.log[-1].result}")
 
@@ -412,28 +382,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Play the swarm, or evaluate a player."
     )
-    parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
     flag = parser.add_argument
-    flag("--play", choices=[*STYLES, "human"], help="a whole episode")
+    flag("--play", choices=STYLES, help="a whole episode, as the model sees it")
     flag("--evaluate", choices=STYLES, help="every metric with its 95%% interval")
     flag("--scenario", type=int, default=7, help="of --play; default %(default)s")
     flag("--n", type=int, default=100, help="of --evaluate; default %(default)s")
     flag("--difficulty", default="medium", choices=(*DIFFICULTIES, MIXED))
     flag("--version", default="0.2", choices=WEIGHTS, help="default %(default)s")
     args = parser.parse_args()
-    style = args.evaluate or (args.play if args.play in STYLES else "expert")
+    style = args.evaluate or args.play or "expert"
     env = Swarm(args.difficulty, args.version, style=style)
-    if not 0 <= args.scenario < env.most_tasks:
-        parser.error(f"--scenario {args.scenario}: there are 0 to {env.most_tasks - 1}")
-    if not 1 <= args.n <= env.most_tasks:
-        parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
+    if args.n > env.most_tasks:  # the others would repeat some, and count twice
+        parser.error(f"--n {args.n}: there are {env.most_tasks} scenarios")
     if args.evaluate:
         print(f"mean [95% interval] over {args.n} development scenarios")
         for name, interval in evaluate(env, args.n).items():
             print(f"{name:22} {interval}")
         return
     if args.play:
-        play_aloud(env, args.scenario, human=args.play == "human")
+        play_aloud(env, args.scenario)
     else:
         play(env, args.scenario)
         print_turns(env)

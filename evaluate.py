@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import doctor, records, tables
+from bookkeeping import doctor, records, report, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint
 from bookkeeping.guard import guarded, preflight
@@ -61,34 +61,29 @@ def evaluate_policy(
     folder: Path,
     stage: str,
     update: int,
-) -> dict[str, list[Episode]]:
+) -> dict[str, dict[str, metrics.Interval]]:
     """Play the tasks with these seeds in every set, each greedily.
 
     roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one
     trained on?, make_env)}. stage: before, after_sft, train, final or eval_only;
-    update: updates the policy has seen. Each task's result goes to
-    evals.jsonl; episodes.jsonl gets a few whole episodes of the trained set. Returns
-    {set: its episodes}, without the failed ones. Raises ValueError if all of them
-    failed.
+    update: updates the policy has seen. Each task's result goes to evals.jsonl;
+    episodes.jsonl gets a few whole episodes of the trained set. Returns {set: its
+    headline}, without the failed episodes. Raises ValueError if all of them failed.
     """
     results = {}
     bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
     for tasks, (trained, new_env) in bar:
         groups = roll(partial(guarded, new_env), seeds)  # [n][1]
-        episodes = [group[0] for group in groups]
-        played = [e for e in episodes if e.stop_reason != "error"]
+        played = [e for [e] in without_failed(groups)]
         failed = {
-            i: e.error for i, e in enumerate(episodes) if e.stop_reason == "error"
+            i: e.error for i, [e] in enumerate(groups) if e.stop_reason == "error"
         }
-        if not played:
-            why = f"every episode of this evaluation ended in an error ({failed[0]})"
-            raise ValueError(f"{tasks}: {why}; {MEND}")
-        results[tasks] = played
         line = eval_line(update, stage, tasks, trained, played, failed)
         records.append(folder / "evals.jsonl", line)
         if trained:
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
-        shown = "  ".join(f"{name} {x}" for name, x in headline(played).items())
+        results[tasks] = headline(played)
+        shown = "  ".join(f"{name} {x}" for name, x in results[tasks].items())
         records.say(
             folder,
             f"eval {stage:10} update {update:4}  {tasks}  {shown}"
@@ -158,15 +153,14 @@ def eval_line(
     }
 
 
-def print_components(name: str, episodes: list[Episode]) -> None:
-    """Reward and components of an evaluation, each with its interval."""
-    n = len(episodes)
-    print(f"\n{name}: mean [95% interval], greedy, {n} tasks that were not trained on")
-    rewards = {"reward": [e.reward for e in episodes]}
-    for part, values in (rewards | parts(episodes)).items():
-        given = known(values)
-        shown = tables.cell(part, np.array(given, dtype=float))
-        print(f"  {part:22} {shown}, n={len(given)}")
+def print_components(line: dict) -> None:
+    """Each measure in a line of evals.jsonl, with its interval."""
+    tasks, n = line["tasks"], len(line["reward"])
+    print(f"\n{tasks}: mean [95% interval], greedy, {n} tasks that were not trained on")
+    for name in tables.measures(line):
+        values = tables.values(line, name)
+        given = values[~np.isnan(values)]
+        print(f"  {name:22} {tables.cell(name, given)}, n={len(given)}")
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
@@ -208,8 +202,7 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
     played = [g for g in played if g]
     if not played:
         first = next(e.error for g in groups for e in g)
-        why = f"every episode of this update ended in an error ({first})"
-        raise ValueError(f"{why}; {MEND}")
+        raise ValueError(f"every episode ended in an error ({first}); {MEND}")
     return played
 
 
@@ -219,15 +212,14 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
     episodes = [e for g in played for e in g]
     right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
     lengths = [e.reply_tokens for e in episodes]
-    cut = np.mean([e.stop_reason == "truncated" for e in episodes])
-    form = np.mean([e.components.get("format", 1) for e in episodes])
+    line = summarize(groups)
     different = [len({tuple(e.token_ids) for e in g}) for g in played]
     texts = (m["content"] for m in episodes[0].messages if m["role"] == "assistant")
     reply = next(texts, "")[-200:]
     return [
-        f"replies     {len(episodes)}, {form:.0%} in the right format",
-        f"length      {np.mean(lengths):.0f} tokens, at most {max(lengths)}; "
-        f"{cut:.0%} are cut at --max-tokens {cfg.max_tokens}",
+        f"replies     {len(episodes)}, {line.get('format', 1):.0%} in the right format",
+        f"length      {line['reply_tokens']:.0f} tokens, at most {max(lengths)}; "
+        f"{line['truncated']:.0%} are cut at --max-tokens {cfg.max_tokens}",
         f"different   {np.mean(different):.1f} of {cfg.k} replies to a task",
         f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",
         f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
@@ -267,9 +259,7 @@ def verdict(groups: list[list[Episode]]) -> str:
 
 # ----------------------------------------------------------------- train.py --eval-only
 
-# The flags that go with --eval-only: which tasks, the rules they are played by, and
-# how all this is computed. The name of a set of tasks already says these settings
-# (settings.eval_sets):
+# The name of a set of tasks already says these settings (settings.eval_sets):
 IN_NAME = (
     "version",
     "min_turns",
@@ -279,9 +269,15 @@ IN_NAME = (
     "similarity_power",
     "power_per_turn",
 )
-RULES = ("difficulty", "set", "max_tokens", "reward")
-COMPUTED = (
+# The flags that go with --eval-only: which tasks, the rules they are played by, and
+# how all this is computed.
+MAY_BE_TYPED = (
+    "difficulty",
+    "eval_other_tiers",
     "eval_n",
+    "set",
+    "max_tokens",
+    "reward",
     "device",
     "threads",
     "engine",
@@ -289,7 +285,6 @@ COMPUTED = (
     "plain",
     "vllm_seeds",
     "vllm_sleep",
-    "eval_other_tiers",
 )
 # Added to the name of a set of tasks if the policy is as it was before SFT and GRPO, or
 # samples instead of taking the likeliest token.
@@ -334,13 +329,13 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     with records.foreign(folder):
         update = load_checkpoint(saved, policy)[1]["updates"]  # Adam's moments go
     print(f"{folder} after {update} updates; {why}")
-    results = play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
-    for tasks, episodes in results.items():
-        print_components(tasks, episodes)
-    print_gains(records.lines(folder / "evals.jsonl")[before:])
+    play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
+    lines = records.lines(folder / "evals.jsonl")[before:]
+    for line in lines:
+        if line["tasks"] in sets:  # greedy, with the adapter
+            print_components(line)
+    print_gains(lines)
     if (folder / "summary.json").exists():  # a run that is not finished has no report
-        from bookkeeping import report
-
         with records.foreign(folder):
             report.write(folder)
     lock.release()
@@ -349,18 +344,15 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
 
 def play_ways(
     cfg, policy, rollouts, sets, seeds, folder: Path, update: int, whose: str = ""
-) -> dict[str, list[Episode]]:
-    """Play the sets greedily, then sampled; returns the greedy episodes of each."""
-    found = []
+) -> None:
+    """Play the sets greedily, then sampled."""
     for how, temperature in (("", 0.0), (SAMPLED, cfg.temperature)):
         roll = partial(rollouts.once, update=update, temperature=temperature)
         named = {
             name + how + whose: (trained and not how + whose, new_env)
             for name, (trained, new_env) in sets.items()
         }
-        about = (seeds, folder, "eval_only", update)
-        found.append(evaluate_policy(policy, roll, named, *about))
-    return found[0]
+        evaluate_policy(policy, roll, named, seeds, folder, "eval_only", update)
 
 
 def print_gains(lines: list[dict]) -> None:
@@ -394,7 +386,7 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     cfg.async_rollouts = 0  # there is no trainer to run ahead of
     given.set = [*cfg.set, *given.set]  # the later one counts
     names = typed - {"eval_only", "held_out"}
-    run_folder.take_typed("--eval-only", cfg, given, names, RULES + COMPUTED)
+    run_folder.take_typed("--eval-only", cfg, given, names, MAY_BE_TYPED)
     check(cfg)
     if "difficulty" in typed:
         cfg.eval_other_tiers = False
@@ -408,19 +400,22 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     first = HELD_OUT_SEEDS if given.held_out else DEV_SEEDS
     seeds = seeds_from(cfg, first, cfg.eval_n)
     if not seeds:
-        why = f"{cfg.env} has no tasks for it"
-        raise ValueError(f"--held-out: {why}; see docs/tasks.md")
-    sets = eval_sets(cfg, sweep=True).items()
-    named = {name + rules: new_env for name, (_, new_env) in sets}
-    return {name: (name == own, new_env) for name, new_env in named.items()}, seeds
+        raise ValueError(
+            f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md"
+        )
+    sets = {
+        name + rules: (name + rules == own, new_env)
+        for name, (_, new_env) in eval_sets(cfg, sweep=True).items()
+    }
+    return sets, seeds
 
 
 def rules_of(cfg: Config) -> dict:
     """{rule: its value}, for the rules that a set's name does not mention."""
     env = make_env(cfg, cfg.difficulty)
     own = [name for name in settable(cfg.env) if name not in IN_NAME]
-    reward = {"reward": cfg.reward} if cfg.env == "letters" else {}
-    rules = {"max_tokens": cfg.max_tokens} | reward
+    # Only letters has another reward to choose.
+    rules = {"max_tokens": cfg.max_tokens, "reward": getattr(env, "reward_kind", None)}
     return rules | {name: getattr(env, name) for name in own}
 
 
@@ -432,7 +427,8 @@ if __name__ == "__main__":
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     rollouts, new_env = open_rollouts(cfg, policy), partial(make_env, cfg, 3)
     groups = rollouts.greedy(new_env, dev_seeds(cfg), update=0)  # [8][1]
-    print_components("pico_base, tier 3", [group[0] for group in groups])
+    episodes = [group[0] for group in groups]
+    print_components(eval_line(0, "before", "pico_base, tier 3", True, episodes))
     groups = play(policy, rollouts.sampler, new_env, [1, 2, 3], 4, 320, 1.0, 0)
     line = {key: round(value, 3) for key, value in summarize(groups).items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", line)

@@ -394,8 +394,9 @@ def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> flo
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)
-        both = f"{what} {loss} and gradient norm {grad_norm}"
-        raise FloatingPointError(f"{both} are not both finite")
+        raise FloatingPointError(
+            f"{what} {loss} and gradient norm {grad_norm} are not both finite"
+        )
     optimizer.step()
     return grad_norm
 

@@ -184,8 +184,10 @@ def gain(before, after) -> Interval:
     """Mean of after - before with its interval, paired: the same tasks in one order."""
     before, after = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     if before.shape != after.shape:
-        sizes = f"before has {before.shape} values and after {after.shape}"
-        raise ValueError(f"gain: {sizes}; both must be the same tasks")
+        raise ValueError(
+            f"gain: before has {before.shape} values and after {after.shape}; "
+            "both must be the same tasks"
+        )
     both = np.concatenate([before, after])
     # the most that a task may have changed by
     most = max(1.0, float(np.ptp(both))) if len(both) else 1.0
@@ -197,14 +199,6 @@ def gain(before, after) -> Interval:
 
 STEP = 4.0  # a step in the level is this many standard errors high (cuts says why)
 LEAST = 5  # and has at least this many updates on either side
-
-
-def series(values) -> np.ndarray:
-    """The values as [n] floats. NaN and infinity would spread, and are refused."""
-    values = np.asarray(values, dtype=float)
-    if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError("give one finite number per update, and leave the others out")
-    return values
 
 
 def slow_noise(residuals: np.ndarray, fitted: int) -> float:
@@ -237,7 +231,7 @@ def level(values) -> Interval:
     A series that rises has no level, and gets a wide interval. So do two values
     (Student's t with one degree of freedom). Shares get one between 0 and 1.
     """
-    values = series(values)
+    values = np.asarray(values, dtype=float)
     n = len(values)
     middle = float(values.mean()) if n else NAN
     if is_constant(values):
@@ -249,7 +243,7 @@ def level(values) -> Interval:
 
 def distribution(values) -> str:
     """Mean, median, tails and peak of a metric over updates, in one sentence."""
-    values = series(values)
+    values = np.asarray(values, dtype=float)
     average, peak = level(values), values.max()
     low, median, high = np.quantile(values, [0.05, 0.5, 0.95])
     beyond = 100 * (peak - average.mean) / max(abs(average.mean), 1e-9)
@@ -263,10 +257,7 @@ def distribution(values) -> str:
 @dataclass(frozen=True)
 class Trend:
     settled: bool
-    sentence: str  # settled, still moving, or why it is too early to tell
-    slope: Interval  # per 10 updates, over the last `window`
-    window: int  # updates the slope was fitted to
-    level: Interval  # if settled: as long as it has held, roughly; else the window's
+    sentence: str  # settled at which level, still moving, or too early to tell, and why
 
 
 SHORTEST = 30  # updates: in fewer, nothing counts as settled
@@ -291,11 +282,11 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     the future: a run that waits 150 updates before it takes off has settled, until it
     takes off.
     """
-    values = series(values)
-    n, window = len(values), shortest
+    values = np.asarray(values, dtype=float)
+    n = len(values)
     if n < shortest:
-        why = f"cannot tell yet: {n} updates are too few, {shortest} is the least"
-        return Trend(False, why, Interval(NAN, NAN, NAN, n), n, level(values))
+        told = f"cannot tell yet: {n} updates are too few, {shortest} is the least"
+        return Trend(False, told)
     from scipy import stats
 
     is_precise = lambda slope: slope.high - slope.low <= 1.2 * tolerance
@@ -307,25 +298,21 @@ def trend(values, tolerance: float = 0.01, shortest: int = SHORTEST) -> Trend:
     window = precise[0] if precise else max(shortest, n // 2)
     slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
-    early, late = residuals[: window // 2], residuals[window // 2 :]
     shown = slope.text(unit=" per 10 updates", sign="+")
     over = f"over the last {window}"
-    settled = False
-    now = level(values[-window:])
     if not within and (slope.low > 0 or slope.high < 0):
-        why = f"still moving, {shown} {over}"
-    elif not (precise and within):
+        return Trend(False, f"still moving, {shown} {over}")
+    if not (precise and within):
         ends = f"from {slope.low:+.3f} to {slope.high:+.3f} per 10 updates"
-        why = f"cannot tell yet: {over} the slope may be anything {ends}"
-    elif np.ptp(residuals) > 1e-9 and stats.levene(early, late).pvalue < 0.01:
+        return Trend(False, f"cannot tell yet: {over} the slope may be anything {ends}")
+    early, late = residuals[: window // 2], residuals[window // 2 :]
+    if np.ptp(residuals) > 1e-9 and stats.levene(early, late).pvalue < 0.01:
         went = f"from {early.std():.3f} to {late.std():.3f}"
-        why = f"cannot tell yet: {over} the spread went {went}"
-    else:
-        settled = True
-        now = level(values[min(n - window, cuts(values)[-1]) :])
-        span = f"over the last {now.n} updates"
-        why = f"settled at {now.text(2)} {span} ({shown}, within ±{tolerance:g})"
-    return Trend(settled, why, slope, window, now)
+        return Trend(False, f"cannot tell yet: {over} the spread went {went}")
+    # Over the window, or longer: since the level last stepped.
+    now = level(values[min(n - window, cuts(values)[-1]) :])
+    held = f"{now.text(2)} over the last {now.n} updates"
+    return Trend(True, f"settled at {held} ({shown}, within ±{tolerance:g})")
 
 
 def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
@@ -390,7 +377,7 @@ def adaptive_window(values) -> int:
     """
     from scipy import stats
 
-    values = series(values)
+    values = np.asarray(values, dtype=float)
     window = len(values) - cuts(values)[-1]
     while window >= 2 * LEAST:
         recent = values[-window:]
@@ -401,9 +388,9 @@ def adaptive_window(values) -> int:
     return window
 
 
-def present(values) -> np.ndarray:
+def present(values):
     """The last updates: as many of them as describe the present."""
-    return series(values)[-adaptive_window(values) :]
+    return values[-adaptive_window(values) :]
 
 
 def passed(values, bar: float) -> bool:
@@ -424,8 +411,7 @@ def passed(values, bar: float) -> bool:
 
 def present_trend(values) -> Trend:
     """Has the present settled? An old level does not count; a current rise does."""
-    window = max(SHORTEST, adaptive_window(values))
-    return trend(series(values)[-window:])
+    return trend(values[-max(SHORTEST, adaptive_window(values)) :])
 
 
 if __name__ == "__main__":

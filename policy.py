@@ -141,14 +141,17 @@ def load_policy(
     if base == str(SMOLLM2) and not SMOLLM2.exists():
         raise SystemExit("--model smollm2 is not here yet; fetch it: make smollm2")
     try:
-        tokenizer, lm, stop_ids, device = load_checked(
+        tokenizer, model, stop_ids, device = load_checked(
             base, device, frozen=lora_rank > 0
         )
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
-    lm.requires_grad_(lora_rank == 0)
-    torch.manual_seed(seed)  # A is drawn at random
-    model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
+    model.requires_grad_(lora_rank == 0)
+    torch.manual_seed(seed)  # LoRA's A is drawn at random
+    if lora_rank:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, lora_config(model.config, lora_rank, lora_alpha))
     model.to(device).eval()
     shown = Path(name).resolve().name if Path(name).exists() else name
     # What the template writes after a reply ends a turn, whatever the configs call eos
@@ -156,13 +159,6 @@ def load_policy(
     stop_ids |= {read_template(tokenizer).end} - {None}
     device = torch.device(device)
     return Policy(model, tokenizer, stop_ids, shown, lora_rank, device, today=today)
-
-
-def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """The model with LoRA added to its layers."""
-    from peft import get_peft_model
-
-    return get_peft_model(lm, lora_config(lm.config, rank, alpha))
 
 
 def lora_config(config, rank: int, alpha: int):
@@ -254,15 +250,14 @@ class PlainSampler:
     the whole text again for each token.
     """
 
+    asleep = nullcontext  # nothing to give back while the trainer works
+
     def __init__(self, policy: Policy):
         self.policy, self.version = policy, 0
 
     def sync(self, version: int = 0) -> None:
         # Nothing to copy: it samples from the policy's own weights.
         self.version = version
-
-    def asleep(self):
-        return nullcontext()  # nothing to give back while the trainer works
 
     def sample(
         self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False
@@ -325,16 +320,22 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
         text = write(tokenizer, safe, tools, think, policy.today)
     except TemplateError as error:
         roles = ", ".join(m["role"] for m in messages)
-        why = f"refuses a conversation of {roles} ({error}); use a model that takes it"
-        raise ValueError(f"{whose} {why}") from None
+        raise ValueError(
+            f"{whose} refuses a conversation of {roles} ({error}); "
+            "use a model that takes it"
+        ) from None
     if opened_thought(text) and not think:
-        why = "opens <think> also if told not to; leave --no-think out"
-        raise ValueError(f"{whose} {why}, or take another model")
+        raise ValueError(
+            f"{whose} opens <think> also if told not to; leave --no-think out, "
+            "or take another model"
+        )
     # The assistant's earlier thoughts may be left out: it has read them.
     shown = [m for m in safe if m["role"] != "assistant"]
     if lost := [m["role"] for m in shown if m["content"].strip() not in text]:
-        why = f"leaves out or changes a message of role {lost[0]}"
-        raise ValueError(f"{whose} {why}; use a model that shows it")
+        raise ValueError(
+            f"{whose} leaves out or changes a message of role {lost[0]}; "
+            "use a model that shows it"
+        )
     return text
 
 

@@ -37,6 +37,7 @@ from bookkeeping.presets import (
     SMALL_ERROR_PENALTY,
     SMALL_MODEL,
 )
+from learn import failures
 
 # A task is drawn from a seed. These ranges never overlap (refusals.check makes sure).
 # Pretraining draws from 3e9 on (lab/base/corpus.py), and held-out tasks from
@@ -230,16 +231,27 @@ def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
     Large models: published recipes (RATES …). Others: what was tried here (RUN_HERE).
     all_weights: no LoRA.
     """
-    found = {"k": LARGE_K, "importance": "token"}
     for most, table, sft_lr in RUN_HERE:
         if n_parameters <= most:
             lr, updates, max_tokens = table[env]
-            found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
-            return found | {"sft_lr": sft_lr, "k": 8, "importance": "clip"}
+            return {
+                "lr": lr,
+                "sft_lr": sft_lr,
+                "updates": updates,
+                "k": 8,
+                "max_tokens": max_tokens,
+                "importance": "clip",
+            }
     lr = next(rate for most, rate in RATES if n_parameters <= most)
     share = ALL_WEIGHTS if all_weights else 1
-    found |= {"lr": share * lr, "sft_lr": share * SFT_RATE}
-    return found | {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
+    return {
+        "lr": share * lr,
+        "sft_lr": share * SFT_RATE,
+        "updates": LARGE_UPDATES,
+        "k": LARGE_K,
+        "max_tokens": LONGEST[env],
+        "importance": "token",
+    }
 
 
 def learning_rate(cfg: Config, update: int) -> float:
@@ -343,8 +355,10 @@ def yours(env: str) -> type:
         for needed in ("think", "tools", "reset", "step", "score", "expert_reply"):
             getattr(found(), needed)
     except Exception as error:  # it may be any code
-        why = f"cannot be used ({type(error).__name__}: {error})"
-        raise ValueError(f"--env {env}: {why}; see docs/fork.md") from None
+        raise ValueError(
+            f"--env {env}: cannot be used ({type(error).__name__}: {error}); "
+            "see docs/fork.md"
+        ) from None
     return found
 
 
@@ -434,8 +448,7 @@ def sources(env: str) -> list[Path]:
     if kind(env) == "known":
         from bridges.known import open_source
 
-        files = [letters, here / "bridges" / "known.py", *open_source(env).files]
-        return list(dict.fromkeys(files))
+        return [letters, here / "bridges" / "known.py", *open_source(env).files]
     rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []
     return [*dict.fromkeys([letters, here / f"env_{env}.py"]), *rules]
 
@@ -502,11 +515,7 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
 
 def mistake(name: str) -> dict:
     """The settings of a mistake to make on purpose (--break); {} for ""."""
-    if not name:
-        return {}
-    from learn import failures
-
-    return failures.settings(name)
+    return failures.settings(name) if name else {}
 
 
 def option(name: str) -> str:

@@ -25,7 +25,6 @@ from bookkeeping.run import open_run
 from evaluate import (
     evaluate_only,
     evaluate_policy,
-    headline,
     prospects,
     summarize,
     verdict,
@@ -35,6 +34,7 @@ from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
 from grpo import compare_groups, update
+from learn import failures
 from policy import adam, load_policy, set_learning_rate
 from rollout import prompt_ids
 from settings import (
@@ -55,7 +55,10 @@ from sft import sft
 
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
-    run, policy, rollouts, optimizer = begin(cfg, user_flags)
+    run = open_run(cfg, user_flags)  # its folder and, with --resume, its checkpoint
+    policy, rollouts = prepare(cfg, user_flags)
+    optimizer = adam(policy, cfg.lr)
+    run.open(policy, optimizer)  # loads the checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
@@ -104,15 +107,6 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     return run.write_report()
 
 
-def begin(cfg: Config, user_flags: set[str]):
-    """(run, policy, rollouts, optimizer), from the checkpoint if the run has one."""
-    run = open_run(cfg, user_flags)  # the run's folder, and its checkpoint on --resume
-    policy, rollouts = prepare(cfg, user_flags)
-    optimizer = adam(policy, cfg.lr)
-    run.open(policy, optimizer)
-    return run, policy, rollouts, optimizer
-
-
 def prepare(cfg: Config, user_flags: set[str]):
     """Load the model, and get ready to play: (policy, rollouts).
 
@@ -120,9 +114,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     they are filled in here.
     """
     if cfg.break_:
-        from learn.failures import put_in  # a mistake on purpose
-
-        put_in(cfg.break_)
+        failures.put_in(cfg.break_)  # a mistake on purpose
 
     # Which model, why, and with which settings does it fit the card? If there are
     # several processes, all follow the first one's choice.
@@ -173,10 +165,10 @@ def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
     with run.clock("eval"):
         done = run.state.updates
         greedy = partial(rollouts.greedy, update=done)
-        played = evaluate_policy(
+        results = evaluate_policy(
             policy, greedy, eval_sets(cfg), dev_seeds(cfg), run.folder, stage, done
         )
-        run.log_evaluation({tasks: headline(played[tasks]) for tasks in played})
+        run.log_evaluation(results)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import settings
 from bookkeeping import guard, refusals
 from bookkeeping.folder import resume_folder, take_typed
 from bookkeeping.guard import preflight
-from evaluate import COMPUTED, RULES
+from evaluate import MAY_BE_TYPED
 from learn import failures
 from rollout import EnvironmentFailed
 from settings import Config
@@ -35,11 +35,11 @@ def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path)
     for words, reward in ((["--reward=binary"], "binary"), ([], "partial")):
         given, typed = settings.command_line(["--eval-only", str(tmp_path), *words])
         cfg = saved(tmp_path, reward="partial")
-        take_typed("--eval-only", cfg, given, typed - {"eval_only"}, RULES + COMPUTED)
+        take_typed("--eval-only", cfg, given, typed - {"eval_only"}, MAY_BE_TYPED)
         assert settings.make_env(cfg, 6).reward_kind == reward
     given, typed = settings.command_line(["--eval-only", str(tmp_path), "--lora-rank", "32"])
     with pytest.raises(SystemExit, match="cannot change on --eval-only: this run has 8"):
-        take_typed("--eval-only", saved(tmp_path, lora_rank=8), given, {"lora_rank"}, RULES)
+        take_typed("--eval-only", saved(tmp_path, lora_rank=8), given, {"lora_rank"}, MAY_BE_TYPED)
 
 
 @pytest.mark.parametrize(
