@@ -20,7 +20,6 @@ from grpo import (
     LOSSES,
     Batch,
     Output,
-    collate,
     cut,
     group_advantages,
     importance_weights,
@@ -281,18 +280,6 @@ def test_cutting_into_micro_batches_changes_nothing(load, loss):
         assert told_too == pytest.approx(told, rel=1e-3, abs=1e-5)
 
 
-def test_the_end_of_turn_token_is_trained(load):
-    policy = load("qwen3", 4, awake=True)
-    ids = [20, 30, 40, policy.tokenizer.eos_token_id]
-    before = logprobs_now(policy, ids)[-1]
-    episode = Episode(0, 0, ids, [False, False, False, True], [0.0, 0.0, 0.0, before], reward=1.0)
-    episode.stop_reason = "done"
-    optimizer = torch.optim.SGD(policy.trainable().values(), lr=1e-3)
-    stats = run(policy, [[episode]], "grpo", optimizer, baseline="none")
-    assert stats["trained_tokens"] == stats["stop_trained"] == 1
-    assert logprobs_now(policy, ids)[-1] > before
-
-
 @pytest.mark.parametrize("lora_rank, temperature", [(4, 1.0), (0, 0.7)])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_kl_term_is_k3(load, loss, lora_rank, temperature):
@@ -512,33 +499,3 @@ def test_a_process_reward_is_an_advantage_per_token(load, monkeypatch):
         number = itertools.count()
         factors[id(e)] = [next(number) % 2 if s else 0 for s in e.sampled]
     check_gradient(policy, groups, "reinforce", factors=factors)
-
-
-def advantages_by_teacher(policy, teacher, groups, cfg) -> list[list[torch.Tensor]]:
-    """log p_teacher - log p_policy of every sampled token: distillation on its own samples."""
-    out = []
-    for group in groups:
-        batch = collate(group, policy.tokenizer.pad_token_id, policy.device)
-        with torch.no_grad():
-            better = grpo.forward(teacher, batch, cfg).logprobs - batch.behaviour  # [M]
-        out.append(better.split([e.reply_tokens for e in group]))
-    return out
-
-
-def test_a_teacher_pulls_the_policy_towards_itself(load):
-    """What the teacher likes becomes likelier: sum(advantage * log-prob) rises."""
-    teacher, policy = load("qwen3", 0), load("qwen3", 4, awake=True)
-    groups = make_groups(policy, [[0.0] * 4] * 2, noise=0.0)
-    cfg = replace(FLAGS, loss="reinforce")
-    advantages = advantages_by_teacher(policy, teacher, groups, cfg)
-
-    def gain() -> float:
-        batch = collate(sum(groups, []), policy.tokenizer.pad_token_id, policy.device)
-        with torch.no_grad():
-            now = grpo.forward(policy, batch, cfg).logprobs  # [M]
-        return float(now @ torch.cat(sum(map(list, advantages), [])))
-
-    before = gain()
-    optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.01)
-    grpo.update(policy, optimizer, groups, advantages, cfg)
-    assert gain() > before

@@ -3,7 +3,6 @@ chose; a group shares one task; a broken environment costs its own episode only;
 give the same episodes.
 """
 
-import copy
 import re
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from bookkeeping.guard import guarded
 from env_letters import STYLES, Letters
 from fast.sampler import Sample, TorchSampler
 from helpers import Recorder, Scripted, spelled
+from learn.judge import REAL
 from rollout import after_reply, encode, expert_episode, prompt_ids, render
 
 
@@ -106,6 +106,8 @@ def test_an_episode_is_prompt_sampled_delta_sampled_and_never_rendered_again(tin
     assert episode.token_ids == twin.token_ids == prompt + first + delta + second
     lengths = zip((False, True, False, True), (prompt, first, delta, second))
     assert episode.sampled == [mine for mine, ids in lengths for _ in ids]
+    by_the_exercise = REAL["conversation"](prompt, [first, second], [delta])
+    assert by_the_exercise == (episode.token_ids, episode.sampled)
     logprobs = [0.0] * len(prompt) + said(first).logprobs
     assert episode.logprobs == logprobs + [0.0] * len(delta) + said(second).logprobs
     assert sampler.prompts == [[prompt], [prompt + first + delta]]
@@ -198,12 +200,6 @@ def test_the_delta_is_what_the_template_puts_between_two_turns(tiny, end, new, t
     block = encode(tiny, "<think>\n\n</think>\n\n")
     assert not think or whole == [*prompt, *encode(tiny, reply), end, *delta]
     assert think or prompt_ids(tiny, opening, None, False) == prompt + block
-
-
-def test_tools_are_shown_in_the_prompt(tiny):
-    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
-    shown = lambda tools: tiny.tokenizer.decode(prompt_ids(tiny, [user("Go.")], tools, True))
-    assert "look_up" in shown([tool]) and "look_up" not in shown(None)
 
 
 # ------------------------------------------------------------------------------ how episodes end
@@ -316,16 +312,3 @@ def test_the_experts_mask_covers_exactly_its_reply_and_the_end_of_turn(tiny, end
     mine = [*encode(tiny, env.expert_reply()), end]
     assert episode.token_ids == prompt + mine and len(episode.logprobs) == len(prompt + mine)
     assert episode.sampled == [False] * len(prompt) + [True] * len(mine)
-
-
-def test_the_expert_ends_a_turn_with_what_the_template_ends_it_with(tiny, end):
-    """Gemma's eos_token ends a text, and another token a turn: SFT must teach the template's."""
-    tokenizer = copy.deepcopy(tiny.tokenizer)
-    tokenizer.eos_token = "<|endoftext|>"
-    stops = frozenset([end, tokenizer.eos_token_id])
-    gemma = replace(tiny, tokenizer=tokenizer, stop_ids=stops)
-    episode = expert_episode(gemma, Chat(), 4)
-    assert tokenizer.eos_token_id != end and episode == expert_episode(tiny, Chat(), 4)
-    mine = [token for token, s in zip(episode.token_ids, episode.sampled) if s]
-    text = "<think>\nplus one\n</think>\n{}<|im_end|>"  # both replies, nothing between them
-    assert tiny.tokenizer.decode(mine) == text.format(5) + text.format(6)
