@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -75,22 +74,6 @@ def write_lines(file: Path, records: list[dict]) -> Path:
 def example(page: Path, name: str) -> str:
     """The code block of a page that begins with this file's name as a comment."""
     return re.search(rf"```python\n(# {name}\n.*?)```", page.read_text(encoding="utf8"), re.S)[1]
-
-
-def failing(module, names: list[str], error: BaseException, nth: int = 1):
-    """A context in which these functions of a module raise, from their nth call on."""
-    calls = []
-
-    def failing(real):
-        def call(*given, **more):
-            calls.append(given)
-            if len(calls) >= nth:
-                raise error
-            return real(*given, **more)
-
-        return call
-
-    return mock.patch.multiple(module, **{name: failing(getattr(module, name)) for name in names})
 
 
 def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 import sft
 import train
 from bookkeeping import guard
-from bookkeeping.records import lines
 from env_letters import Letters
 from rollout import EnvironmentFailed
 from settings import SFT_SEEDS
@@ -75,28 +74,6 @@ def test_a_finished_run_that_goes_on_and_is_stopped_has_no_summary(monkeypatch, 
 
 
 # -------------------------------------------------------------------------------- bad environments
-
-
-def test_one_episode_of_64_that_hangs_is_left_out(monkeypatch, capsys, tmp_path):
-    step, asked = Letters.step, []
-    Letters(2, "partial", True, "states").reset(0)  # loads the list of words
-
-    def hangs(self, reply):
-        asked.append(1)
-        # in the second update: before it are two evaluations and 4 demonstrations
-        while len(asked) == 3 * 2 + 64 + 10:
-            pass
-        return step(self, reply)
-
-    monkeypatch.setattr(guard, "OURS", ())  # as an environment of somebody else
-    monkeypatch.setattr(Letters, "step", hangs)
-    monkeypatch.setattr(Letters, "seconds", 0.5, raising=False)
-    flags = "--updates 3 --num-tasks 8 --k 8 --max-tokens 6".split()
-    folder = run(monkeypatch, tmp_path, *flags)
-    counts = [(line["errors"], line["n"]) for line in lines(folder / "metrics.jsonl")]
-    assert counts == [(0, 64), (1, 63), (0, 64)]
-    told = capsys.readouterr().out
-    assert "1 of 64 episodes ended in an error and are left out: Hung: no answer" in told
 
 
 @pytest.mark.parametrize("method", ["reset", "expert_reply", "score"])

@@ -66,15 +66,6 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path):
     assert log.read_text() == ""
 
 
-@pytest.mark.parametrize("text", ["", '{"upd', '{"update": 1}\n', '{"update": 1}\n{"update": 2'])
-def test_a_last_line_that_was_cut_is_dropped_before_more_is_written(tmp_path, text):
-    (tmp_path / "evals.jsonl").write_text(text)
-    mend(tmp_path)
-    append(tmp_path / "evals.jsonl", {"update": 9})
-    kept = [1, 9] if "\n" in text else [9]
-    assert [line["update"] for line in read(tmp_path / "evals.jsonl")] == kept
-
-
 def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_path):
     path = tmp_path / "episodes.jsonl"
     write_lines(path, [{"update": n // 2, "text": "x" * 1000} for n in range(200)])

@@ -235,6 +235,7 @@ train.update = update
     ("--loss ppo", "--loss ppo"),
     ("--temperature 0", "--temperature"),
     ("--model no_such_model", "--model no_such_model"),
+    ("--model /no/such/folder", "--model /no/such/folder"),
     ("--model nobody/nothing-here", "--model nobody/nothing-here"),
     ("--resume runs/never-was", "--resume runs/never-was"),
     ("--eval-only runs/never-was", "--eval-only runs/never-was"),
