@@ -63,6 +63,8 @@ MoE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+# vLLM's attention on a CPU takes no heads that are less than 32 wide
+WIDE = {"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 4096}
 SIZES_OF_GPT2 = {"vocab_size": 1024, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4}
 CONFIGS = {  # kind: (transformers' config, its arguments)
     "qwen3": ("Qwen3", SMALL | TIED | {"head_dim": 8}),
@@ -92,6 +94,8 @@ CONFIGS = {  # kind: (transformers' config, its arguments)
     "granite": ("Granite", SMALL | TIED | {"logits_scaling": 4.0}),
     # hybrid: a short convolution, then attention
     "lfm2": ("Lfm2", SMALL | TIED | {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_wide": ("Qwen3", SMALL | TIED | WIDE),
+    "llama_wide": ("Llama", SMALL | UNTIED | WIDE),
     "gpt2": ("GPT2", SIZES_OF_GPT2),  # learned positions, LayerNorm, other names
 }
 TOKENS = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None, "initializer_range": 0.2}
