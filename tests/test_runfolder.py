@@ -2,6 +2,7 @@
 kept to read, links that are not followed."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import metrics
+import warm
 from bookkeeping import records
 from bookkeeping import run as run_records
 from bookkeeping.folder import claim, make_folder, mend, trim
@@ -93,6 +95,34 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
 
 
 # ------------------------------------------------------------------------- a run while it goes on
+
+
+OPEN_WANDB = """
+import json, sys
+from pathlib import Path
+from bookkeeping.run import open_wandb
+from settings import Config
+run = open_wandb(Config(updates=int(sys.argv[2])), Path(sys.argv[1]))
+told = run.id, run.name, run.project, run.entity, run.notes, *run.tags, run.config["updates"]
+run.finish()
+print(json.dumps(told))
+"""
+
+
+def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
+    """By the real client. Nobody is asked, and the environment has its say."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
+    env |= {"WANDB_PROJECT": "ours", "WANDB_ENTITY": "us", "WANDB_TAGS": "a,b"}
+    env |= {"WANDB_NOTES": "why", "WANDB_RUN_ID": "of-a-sweep"}
+    (tmp_path / "w").mkdir()
+    for updates in (1, 2):
+        done = warm.run(["-c", OPEN_WANDB, tmp_path / "w", updates], ROOT, env)
+        assert "wandb sync" in done.stdout, done.stderr[-2000:]
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert told == ["of-a-sweep", "w", "ours", "us", "why", "a", "b", updates]
+        env.pop("WANDB_RUN_ID", None)  # the folder keeps it
+    assert not (tmp_path / ".local").exists()  # what is to be uploaded is in the run folder
 
 
 def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):

@@ -286,63 +286,13 @@ def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
         assert len(lines(whole_run(tmp_path, loss, *flags) / "metrics.jsonl")) == 2
 
 
-def kept_by_wandb(file: Path) -> list:
-    """The records of a .wandb file, which is a log of LevelDB: pieces in blocks of 32 KiB."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, whole, found = file.read_bytes(), 7, b"", []
-    while at + 7 <= len(data):
-        at += 32768 - at % 32768 if at % 32768 > 32761 else 0
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole in one piece, or the last of several
-            found.append(wandb_internal_pb2.Record.FromString(whole))
-            whole = b""
-    return found
-
-
-def named(record) -> dict:
-    """{name: value} of a record of wandb's history, summary or config."""
-    items = [*record.history.item, *record.summary.update, *record.run.config.update]
-    names = ["/".join(item.nested_key) or item.key for item in items]
-    return dict(zip(names, [json.loads(item.value_json) for item in items]))
-
-
-def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
-    """Read from the files of the real client. Nobody is asked, and the environment has its say."""
-    env = {k: v for k, v in ENV.items() if not k.startswith("WANDB")}
-    env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
-    env |= {"WANDB_PROJECT": "ours", "WANDB_ENTITY": "us", "WANDB_TAGS": "a,b"}
-    env |= {"WANDB_NOTES": "why", "WANDB_RUN_ID": "of-a-sweep"}
-    flags = [f for f in ONE_TIER if f != "--no-wandb"] + ["--updates", "1"]
-    folder = tmp_path / "w"
-    for words in (
-        [*flags, "--runs", tmp_path, "--name", "w"],
-        ["--resume", folder, "--updates", 2],
-    ):
-        done = warm.run(["train.py", *words], ROOT, env, pictures=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert "wandb sync" in done.stdout and "failed" not in done.stdout
-        env.pop("WANDB_RUN_ID", None)  # the folder keeps it
-    summary = read(folder / "summary.json")
-    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
-    for file, last in zip(files, (1, 2), strict=True):
-        kept = kept_by_wandb(file)
-        (run,) = [r for r in kept if r.WhichOneof("record_type") == "run"]
-        told = (run.run.run_id, run.run.project, run.run.entity, run.run.notes, *run.run.tags)
-        assert told == ("of-a-sweep", "ours", "us", "why", "a", "b")
-        assert run.run.resume and run.run.display_name == "w"
-        assert named(run)["updates"] == last
-        rows = [named(r) for r in kept if r.WhichOneof("record_type") == "history"]
-        steps = [(row["_step"], row["update"]) for row in rows]
-        assert steps == [(n, n) for n in ((0, 1) if last == 1 else (2,))]
-        assert rows[-1]["episodes/_type"] == "table-file" and rows[-1]["episodes/nrows"] > 4
-        pages = [r.artifact for r in kept if r.artifact.type == "report"]
-        assert [entry.path for page in pages for entry in page.manifest.contents] == ["report.html"]
-        said = [named(r)["eval"] for r in kept if "eval" in named(r)]
-    assert said == [summary["eval"]]
-    assert not (tmp_path / ".local").exists()  # what is to be uploaded is in the run folder
+def test_a_whole_plain_run_is_the_run_of_the_fast_way(whole, tmp_path):
+    plain = whole_run(tmp_path, "plain", *ONE_TIER, "--plain")
+    for fast, slow in zip(lines(whole / LOGS[0]), lines(plain / LOGS[0]), strict=True):
+        # The same tokens.
+        assert fast["reward"] == slow["reward"] and fast["reply_tokens"] == slow["reply_tokens"]
+        for column in ("grad_norm", "entropy", "loss", "mismatch"):
+            assert fast.get(column, 0) == pytest.approx(slow.get(column, 0), abs=1e-3)
 
 
 def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):
@@ -509,12 +459,6 @@ def ahead(tmp_path_factory) -> Path:
     return runs
 
 
-def sampled(folder: Path, done: int) -> list[tuple]:
-    """What was sampled before update `done`: who said what, and with which log-probs."""
-    kept = [e for e in lines(folder / "episodes.jsonl") if not e["stage"] and e["update"] == done]
-    return [(e["seed"], e["member"], e["messages"], e["logprob"]) for e in kept]
-
-
 @pytest.mark.parametrize("name, ages, importance", [
     ("one", [0, 1, 1], "sequence"), ("two", [0, 1, 2], "token"),
 ])  # fmt: skip
@@ -530,7 +474,8 @@ def test_resume_goes_on_ahead_with_tasks_that_were_not_seen_before(ahead):
     one, longer = (timeless(ahead / name / "metrics.jsonl") for name in ("one", "longer"))
     assert longer[:3] == one and [line["update"] for line in longer] == [1, 2, 3, 4, 5]
     assert [line["off_policy_steps"] for line in longer] == [0, 1, 1, 0, 1]
-    seeds = [{row[0] for row in sampled(ahead / "longer", done)} for done in range(1, 6)]
+    kept = [e for e in lines(ahead / "longer" / "episodes.jsonl") if not e["stage"]]
+    seeds = [{e["seed"] for e in kept if e["update"] == done} for done in range(1, 6)]
     assert len(set.union(*seeds)) == sum(map(len, seeds))
 
 
