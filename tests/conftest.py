@@ -191,8 +191,5 @@ def chromium():
     """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""
     import browser
 
-    try:
-        with browser.driver() as chromium:
-            yield chromium
-    except browser.Missing as missing:
-        pytest.skip(str(missing))
+    with browser.driver() as chromium:
+        yield chromium
