@@ -3,7 +3,6 @@ and logs of other trainers."""
 
 import gzip
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 from fast.sampler import Sample
 from rollout import encode
+from warm import ROOT
 
 
 class Scripted:
@@ -71,11 +71,6 @@ def write_lines(file: Path, records: list[dict]) -> Path:
     return file
 
 
-def example(page: Path, name: str) -> str:
-    """The code block of a page that begins with this file's name as a comment."""
-    return re.search(rf"```python\n(# {name}\n.*?)```", page.read_text(encoding="utf8"), re.S)[1]
-
-
 def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:
     """(arms, {name: the bytes of a log}) of tests/doctor_logs.json.gz, for the doctor.
 
@@ -85,6 +80,6 @@ def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:
     them. samples/: short logs in the other formats. lab/trust made all of it at 22b9273.
     cases/: logs made up after public reports. ours/: metrics.jsonl of our own runs at 22b9273.
     """
-    packed = (Path(__file__).parent / "doctor_logs.json.gz").read_bytes()
+    packed = (ROOT / "tests" / "doctor_logs.json.gz").read_bytes()
     pack = json.loads(gzip.decompress(packed))
     return pack["arms"], {name: log.encode() for name, log in pack["logs"].items()}

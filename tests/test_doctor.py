@@ -2,7 +2,6 @@
 do; a healthy run is left alone."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from bookkeeping.run import Run, State
 from helpers import doctor_logs, write_lines
 from settings import Config
 
-ROOT = Path(doctor.__file__).resolve().parents[1]
 half = lambda before, after: np.repeat([before, after], 15).astype(float)
 
 
@@ -293,7 +291,7 @@ def test_runs_that_people_looked_at_are_told_what_they_have(run):
 
 
 def test_the_command_line(tmp_path):
-    ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words], ROOT)
+    ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words])
     assert "few groups" in ask().stdout
     (tmp_path / "config.json").write_text('{"sft_steps": 50}')
     write_lines(tmp_path / "metrics.jsonl", made_up(**FLAT | ILL["noise"][0], loss=half(0, np.nan)))

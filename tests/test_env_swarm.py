@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from statistics import fmean as mean
 
 import pytest
@@ -30,8 +29,8 @@ from swarm.economy import ME, end_step
 from swarm.tools import Refused, wrap_call, write_call
 from swarm.view import observe, view
 from test_swarm_tools import VERSIONS, check_books, economy, scenario, sigmoid
+from warm import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")
 PASS = write_call("pass_turn", {})
 

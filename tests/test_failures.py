@@ -16,10 +16,9 @@ import warm
 from bookkeeping import doctor, refusals
 from env_letters import Letters
 from fast.sampler import TorchSampler
-from learn import failures
 from learn.failures import FAILURES
+from warm import ROOT
 
-ROOT = Path(failures.__file__).resolve().parents[1]
 KEPT = json.loads((ROOT / "results" / "failures.json").read_text())["arms"]
 TOUCHED = [(grpo, "micro_batches"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "token_ratio"), (rollout, "prompt_ids"),
            (sft, "expert_episode"), (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip

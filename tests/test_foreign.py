@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from bookkeeping import doctor, logs
-from helpers import doctor_logs, write_folder
+from helpers import ROOT, doctor_logs, write_folder
 
-ROOT = Path(__file__).resolve().parents[1]
 ARMS, LOGS = doctor_logs()
 FOLDER = tempfile.TemporaryDirectory()
 PACKED = {name.removeprefix("cases/"): log for name, log in LOGS.items() if "cases/" in name}

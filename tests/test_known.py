@@ -16,7 +16,6 @@ from evaluate import HELD_OUT_SEEDS
 from helpers import write_lines as write
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
-ROOT = Path(__file__).resolve().parents[1]
 RANGES = {"training": TRAIN_SEEDS, "development": DEV_SEEDS, "held-out": HELD_OUT_SEEDS}
 FAILED = {"reward": 0, "exact": 0, "format": 1, "found": 0, "scorer_failed": 1}
 
@@ -336,7 +335,7 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     env, run = f"jsonl:{write(tmp_path / 'rows.jsonl', sums(30))}", str(tmp_path / "run")
 
     def call(*words: str):
-        return warm.run(["train.py", *words], ROOT, {"OMP_NUM_THREADS": "1"}, pictures=False)
+        return warm.run(["train.py", *words], pictures=False)
 
     done = call("--env", env, *tiny.split(), str(tmp_path))
     assert done.returncode == 0 and "rows to train on" in done.stdout, done.stderr[-800:]

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,8 +27,8 @@ from fast.sampler import TorchSampler
 from policy import PICO, encode, load_policy, render
 from rollout import play
 from steps import stir
+from warm import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 NEW_ENV = lambda: env_letters.Letters(
     difficulty=6, reward_kind="binary", think=True, style="states"
 )
@@ -257,8 +256,7 @@ pico.main(seed=0, updates=1000)
 
 def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     """With small numbers at its top."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = warm.Run(["-c", SMALL], ROOT, env, tmp_path, pictures=False)
+    run = warm.Run(["-c", SMALL], tmp_path, pictures=False)
     while not (run.said[0].exists() and "update   2" in run.said[0].read_text()):
         assert run.process.exitcode is None, run.said[1].read_text()
         time.sleep(0.02)

@@ -21,13 +21,11 @@ from bookkeeping.records import append, thin, write_lines
 from bookkeeping.run import State
 from settings import Config
 
-ROOT = Path(__file__).resolve().parent.parent
-
 
 def starts(code: str) -> subprocess.Popen:
     """A Python that runs this code."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=warm.ROOT, **pipes)
 
 
 # -------------------------------------------------------------------------------------- one writer
@@ -117,7 +115,7 @@ def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
     env |= {"WANDB_NOTES": "why", "WANDB_RUN_ID": "of-a-sweep"}
     (tmp_path / "w").mkdir()
     for updates in (1, 2):
-        done = warm.run(["-c", OPEN_WANDB, tmp_path / "w", updates], ROOT, env)
+        done = warm.run(["-c", OPEN_WANDB, tmp_path / "w", updates], env)
         assert "wandb sync" in done.stdout, done.stderr[-2000:]
         told = json.loads(done.stdout.splitlines()[-1])
         assert told == ["of-a-sweep", "w", "ours", "us", "why", "a", "b", updates]

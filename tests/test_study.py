@@ -31,7 +31,7 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
 
     def run(words, cwd, check):
         said.append(words)
-        assert warm.run(words[1:], cwd, pictures=False).returncode == 0
+        assert warm.run(words[1:], pictures=False).returncode == 0
 
     monkeypatch.setattr(study.subprocess, "run", run)  # without the seconds to import torch anew
     table = {"flags": TINY, "seeds": 1, "measures": ["reward", "exact"]}

@@ -4,7 +4,6 @@ their own, as a user would start them.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from bookkeeping.records import lines
 from bookkeeping.run import SECONDS
 from settings import DEV_SEEDS
 
-ROOT = Path(__file__).resolve().parent.parent
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 WEIGHTS = "checkpoint/adapter_model.safetensors"
 TINY = (
@@ -31,11 +29,10 @@ TINY = (
     "--eval-every 2 --save-every 1 --max-tokens 24 --difficulty 2 --reward partial --no-wandb"
 ).split()
 ONE_TIER = [*TINY, "--no-eval-other-tiers"]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def run(*flags, pictures: bool = False) -> subprocess.CompletedProcess:
-    return warm.run(["train.py", *flags], ROOT, ENV, pictures=pictures)
+    return warm.run(["train.py", *flags], pictures=pictures)
 
 
 def whole_run(runs: Path, name: str, *flags, pictures: bool = False) -> Path:
@@ -49,7 +46,7 @@ def script(code: str, *flags) -> subprocess.CompletedProcess:
     """train.py with these flags, after this code has run in its process."""
     words = ["train.py", *map(str, flags)]
     text = f"import os, signal, sys, train\nsys.argv = {words!r}\n{code}\ntrain.main()"
-    return warm.run(["-c", text], ROOT, ENV, pictures=False)
+    return warm.run(["-c", text], pictures=False)
 
 
 def read(file: Path) -> dict:

@@ -4,10 +4,10 @@ versions, from public places, and what pip installs asks for none of them.
 
 import re
 import tomllib
-from pathlib import Path
 from urllib.parse import urlparse
 
-ROOT = Path(__file__).resolve().parents[1]
+from warm import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
 LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
