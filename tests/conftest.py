@@ -178,14 +178,6 @@ naive_logprobs, snapshot, gradients = map(tool, ("naive_logprobs", "snapshot", "
 assert_close, stir = map(tool, ("assert_close", "stir"))
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """For tests that do not look at a curve: to draw them takes as long as three updates."""
-    import warm
-
-    warm.draw_nothing(monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def chromium():
     """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""

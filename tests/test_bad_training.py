@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 import sft
 import train
+import warm
 from bookkeeping import guard
 from env_letters import Letters
 from rollout import EnvironmentFailed
 from settings import SFT_SEEDS
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = (
     "--sft-steps 2 --sft-examples 4 --sft-batch 2 --num-tasks 2 --k 3 --eval-n 2 --eval-every 100 "
     "--save-every 1 --max-tokens 16 --difficulty 2 --reward partial --no-wandb --threads 1 "
@@ -31,6 +31,7 @@ SHORT = (
 
 
 def command(monkeypatch, *words) -> None:
+    warm.draw_nothing(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["train.py", *map(str, words)])
     train.main()
 
@@ -114,13 +115,13 @@ def stopped_in_sft(monkeypatch, runs: Path, happens) -> SystemExit:
     return stopped.value
 
 
-FULL = OSError(errno.ENOSPC, "No space left on device", "evals.jsonl")
-
-
 @pytest.mark.parametrize(
     "happens, told",
     [
-        (FULL, "free some space or fix the path, then start again"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "evals.jsonl"),
+            "free some space or fix the path, then start again",
+        ),
         (torch.OutOfMemoryError("full"), "start again with a lower --micro-tokens"),
         (FloatingPointError("a loss is nan"), "start again with a lower --sft-lr"),
         # Python's own sentence does not say where it was: ours does

@@ -202,7 +202,7 @@ def test_what_evaluations_show_is_told_with_its_interval(symptom):
     assert (name, when) == (symptom, update) and all(words in sentence for words in says)
 
 
-MISSING = evaluation("final", 30, 0.37, n=N - 1) | {"missing": {"0": "it raised"}}
+MISSING = {"missing": {"0": "it raised"}} | {name: SFT[name][1:] for name in ("exact", "reward")}
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ MISSING = evaluation("final", 30, 0.37, n=N - 1) | {"missing": {"0": "it raised"
         ([evaluation("before", 0, 0.45), SFT], 0),  # there was none
         ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], 50),  # it has learnt to think
         # a task without a result is left out of both
-        ([BEFORE, SFT, MISSING | {name: SFT[name][1:] for name in ("exact", "reward")}], 50),
+        ([BEFORE, SFT, evaluation("final", 30, 0.37, n=N - 1) | MISSING], 50),
         # sure, and too small to act on
         ([SFT | {"reward": [-10.0] * N}, SFT | {"update": 9, "reward": [-10.02] * N}], 50),
     ],

@@ -185,8 +185,6 @@ def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
     said = {"role": "assistant", "content": "<answer>7</answer>"}
     played = [[episode(float(r), exact=float(r), format=1.0) for r in g] for g in groups]
     broken = [episode(stop="error")] * 2  # counts nowhere
-    with pytest.raises(ValueError, match="every episode of this update ended in an error"):
-        prospects([broken], Config(k=2, max_tokens=9))
     for e in sum(played, []):
         e.messages.append(said)
     told = prospects([*played, broken], Config(k=2, max_tokens=9))

@@ -25,10 +25,6 @@ def sums(n: int, first: int = 0) -> list[dict]:
     return [{"question": f"{a} + {a}?", "answer": f"twice {a} #### {2 * a}"} for a in numbers]
 
 
-def all_answer(answer: str) -> list[dict]:
-    return [{"prompt": f"{i}?", "answer": answer} for i in range(30)]
-
-
 def env_of(file: Path, options: str = "", think: bool = True) -> known.Known:
     known.open_source.cache_clear()
     return known.open_known(f"jsonl:{file}{options}", think)
@@ -244,7 +240,8 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
     ],
 )
 def test_scorers(tmp_path, scorer, right, earns, not_):
-    env = env_of(write(tmp_path / "rows.jsonl", all_answer(right)), f",scorer={scorer}")
+    rows = [{"prompt": f"{i}?", "answer": right} for i in range(30)]
+    env = env_of(write(tmp_path / "rows.jsonl", rows), f",scorer={scorer}")
     env.reset(0)
     assert [scored(env, x)["exact"] for x in earns] == [1] * len(earns)
     assert [scored(env, x)["reward"] for x in not_] == [0] * len(not_)

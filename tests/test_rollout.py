@@ -226,9 +226,6 @@ class Broken(Chat):
             raise RuntimeError("no such luck")
         return super().step(reply)
 
-    def score(self):
-        return {"length": 1.0} if self.where == "no reward" else super().score()
-
 
 @pytest.mark.parametrize(
     "where, turns, told",
@@ -236,7 +233,6 @@ class Broken(Chat):
         ("reset", 0, "ValueError: no task today (test_rollout.py:"),
         ("step 0", 1, "RuntimeError: no such luck (test_rollout.py:"),
         ("step 1", 2, "RuntimeError: no such luck"),
-        ("no reward", 2, "score (test_rollout.py:"),
         ("loop", 1, "Hung: no answer within 0.3 seconds (test_rollout.py:"),
     ],
 )

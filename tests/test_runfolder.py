@@ -21,20 +21,14 @@ from bookkeeping.records import append, thin, write_lines
 from bookkeeping.run import State
 from settings import Config
 
-
-def starts(code: str) -> subprocess.Popen:
-    """A Python that runs this code."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=warm.ROOT, **pipes)
-
-
 # -------------------------------------------------------------------------------------- one writer
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
     claims = f"from bookkeeping.folder import claim; lock = claim(Path({str(tmp_path)!r}))"
     code = f"from pathlib import Path; {claims}; print('mine', flush=True); input()"
-    with starts(code) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=warm.ROOT, **pipes) as other:
         assert other.stdout.readline() == "mine\n"
         with pytest.raises(SystemExit) as error:
             claim(tmp_path)

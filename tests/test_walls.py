@@ -8,9 +8,9 @@ import ast
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from warm import ROOT
+
 ENVS = {"env_letters", "env_alphabet", "env_swarm"}
 STORY = ENVS | {"settings", "policy", "rollout", "sft", "grpo", "evaluate", "metrics", "train"}
 ROOMS = ("swarm", "fast", "bookkeeping", "bridges", "learn", "lab")
@@ -40,13 +40,11 @@ MAY = {
 }
 
 
-def name_of(path: Path) -> str:
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    return name.removesuffix(".__init__")
-
-
 PATHS = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
-FILES = {name_of(path): path for path in PATHS}  # of everything that is ours, tests aside
+FILES = {  # of everything that is ours, tests aside
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PATHS
+}
 
 
 @cache

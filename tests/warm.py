@@ -111,7 +111,8 @@ def work(words: list[str], cwd: str, env: dict[str, str], said: list[Path], pict
 
 
 def draw_nothing(patch=None) -> None:
-    """With pytest's monkeypatch: until the test ends."""
+    """For tests that do not look at a curve: to draw them takes as long as three updates. With
+    pytest's monkeypatch: until the test ends."""
     from matplotlib.figure import Figure
     from PIL import Image
 
