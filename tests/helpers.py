@@ -28,18 +28,6 @@ class Scripted:
         return [[reply] * k for _ in prompts]
 
 
-class Recorder:
-    """A sampler that keeps every call: (prompts, k, seeds, answer)."""
-
-    def __init__(self, sampler):
-        self.sampler, self.version, self.calls = sampler, sampler.version, []
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, **more):
-        answer = self.sampler.sample(prompts, k, max_tokens, temperature, seeds, **more)
-        self.calls.append(([list(p) for p in prompts], k, seeds, answer))
-        return answer
-
-
 def spelled(policy, text: str) -> list[int]:
     """The text one character a token: legal, but not how the tokenizer would cut it, and no control
     token among them."""

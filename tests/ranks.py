@@ -29,6 +29,7 @@ CASES = {
     "sequence weights": dict(loss="grpo", importance="sequence"),
     "token weights, old": dict(loss="cispo", importance="token", version=3),
     "reference": dict(loss="grpo", kl=0.1),
+    "sft": {},
 }
 
 
@@ -72,18 +73,16 @@ def results() -> dict:
     for name, settings in CASES.items():
         policy = fresh()
         weights, kept = policy.trainable(), []
-        reference = {n: p.detach() * 0.9 for n, p in weights.items()} if "kl" in settings else None
         optimizer = torch.optim.SGD(weights.values(), lr=0.1)
         keep = lambda *_, w=weights, kept=kept: kept.append(flat(p.grad for p in w.values()))
         optimizer.register_step_pre_hook(keep)
-        everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
-        stats = train_on(policy, optimizer, batch(), reference, **everything)
+        if name == "sft":
+            stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
+        else:
+            reference = {n: p.detach() * 0.9 for n, p in weights.items()}  # for a KL
+            everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
+            stats = train_on(policy, optimizer, batch(), reference, **everything)
         out[name] = stats, kept[-1], flat(weights.values())
-    policy = fresh()
-    optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
-    stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
-    weights = list(policy.trainable().values())
-    out["sft"] = stats, flat(p.grad for p in weights), flat(weights)
     return out
 
 

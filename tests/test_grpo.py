@@ -103,32 +103,26 @@ def test_token_weights_by_hand():
     assert found == {loss: pytest.approx(weights) for loss, weights in expected.items()}
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
-def test_micro_batches_hold_every_episode_once_within_the_budget(lengths, budget):
-    parts = cut([Episode(0, 0, [0] * length, [], []) for length in lengths], budget)
-    assert Counter(n for part in parts for n in part) == Counter(range(len(lengths)))
-    for part in parts:
-        assert len(part) == 1 or len(part) * max(lengths[n] for n in part) <= budget
-
-
-prompts_and_replies = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 9))
-
-
-@given(st.lists(prompts_and_replies, max_size=30), st.integers(1, 60))
-def test_a_prompt_counts_once_in_a_micro_batch(rows, budget):
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 9)), max_size=30),
+    st.integers(1, 120),
+    st.booleans(),
+)
+def test_micro_batches_hold_every_episode_once_within_the_budget(rows, budget, shared):
+    """A prompt that a group shares may count once."""
     prompts = [(name,) * length for name, length, _ in rows]
     replies = [reply for _, _, reply in rows]
-    episodes = [  # a group shares its prompt
-        Episode(
-            0, hash(prompt), [*prompt, *[0] * reply], [False] * len(prompt) + [True] * reply, []
-        )
-        for prompt, reply in zip(prompts, replies)
-    ]
-    parts = cut(episodes, budget, shared=True)
+    episodes = []
+    for prompt, reply in zip(prompts, replies):
+        sampled = [False] * len(prompt) + [True] * reply
+        episodes.append(Episode(0, hash(prompt), [*prompt, *[0] * reply], sampled, []))
+    parts = cut(episodes, budget, shared)
     assert Counter(n for part in parts for n in part) == Counter(range(len(rows)))
     for part in parts:
-        once = sum(map(len, {prompts[n] for n in part}))
-        size = once + len(part) * max(replies[n] for n in part)
+        size = len(part) * max(len(episodes[n].token_ids) for n in part)
+        if shared:
+            once = sum(map(len, {prompts[n] for n in part}))
+            size = once + len(part) * max(replies[n] for n in part)
         assert len(part) == 1 or size <= budget
 
 

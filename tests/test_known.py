@@ -327,8 +327,10 @@ def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path, code):
 
 
 def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
-    tiny = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2"
-    tiny += " --eval-n 4 --max-tokens 16 --threads 1 --no-wandb --name run --runs"
+    tiny = (
+        "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 4 "
+        "--max-tokens 16 --threads 1 --no-wandb --name run --runs"
+    )
     env, run = f"jsonl:{write(tmp_path / 'rows.jsonl', sums(30))}", str(tmp_path / "run")
 
     def call(*words: str):
@@ -352,9 +354,11 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
 
 
 SUMS = ["6*(98 - 54) - 34", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x)", "(x + 1)**12"]
-NO_SUMS = ["9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"]
-NO_SUMS += ["lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)", "sin(*x)"]
-NO_SUMS += ["sin(1, a=__import__('os'))", "(" * 500, "1," * 9, "1+" * 5000 + "1"]
+NO_SUMS = [
+    *("9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"),
+    *("lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)", "sin(*x)"),
+    *("sin(1, a=__import__('os'))", "(" * 500, "1," * 9, "1+" * 5000 + "1"),
+]
 DATA = ["[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"]
 NO_DATA = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
 

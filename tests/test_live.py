@@ -66,8 +66,9 @@ def page(chromium):
 
 def call(page, code: str, *arguments):
     """What an async function of the page returns."""
-    body = f"const a = [...arguments], go = a.pop(); (async () => {{ {HELP} {code} }})()"
-    body += ".then(go, e => go({failed: String(e.stack)}));"
+    body = f"""
+      const a = [...arguments], go = a.pop();
+      (async () => {{ {HELP} {code} }})().then(go, (e) => go({{failed: String(e.stack)}}));"""
     found = page.execute_async_script(body, *arguments)
     assert not (isinstance(found, dict) and "failed" in found), found
     return found
@@ -283,8 +284,10 @@ def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
     chromium.find_elements("css selector", ".token")[0].click()
     assert browser.text(chromium, "#token").startswith("Token 1: <think> has probability 99.9")
     ask(chromium, HOSTILE, '<>"a')  # what a person types stays text
-    code = "reply.clear(); for (const id of tokens.encode(arguments[0]))"
-    code += " reply.push({ id, logp: -1, others: [] }); reply.choose(0)"
+    code = """
+      reply.clear();
+      for (const id of tokens.encode(arguments[0])) reply.push({ id, logp: -1, others: [] });
+      reply.choose(0);"""
     chromium.execute_script(code, HOSTILE)
     assert "<" in browser.text(chromium, "#verdict") and browser.text(chromium, "#reply") == HOSTILE
     hacked = "return [window.hacked ?? null, document.images.length]"

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import rollout
 from bookkeeping.guard import guarded
 from env_letters import STYLES, Letters
 from fast.sampler import Sample, TorchSampler
-from helpers import Recorder, Scripted, spelled
+from helpers import Scripted, spelled
 from learn.judge import REAL
 from rollout import after_reply, encode, expert_episode, prompt_ids, render
 
@@ -76,9 +77,10 @@ def end(tiny) -> int:
 
 
 def test_a_group_shares_task_seed_and_prompt_and_is_read_once(chatty):
-    recorder, seeds = Recorder(TorchSampler(chatty)), [4, 11, 300]
-    groups = play(chatty, recorder, Chat, seeds, 4, 8, 1.0, sample_seed=0)
-    prompts, k, *_ = recorder.calls[0]
+    sampler, seeds = TorchSampler(chatty), [4, 11, 300]
+    sampler.sample = Mock(wraps=sampler.sample)
+    groups = play(chatty, sampler, Chat, seeds, 4, 8, 1.0, sample_seed=0)
+    prompts, k, *_ = sampler.sample.call_args_list[0].args
     assert len(prompts) == 3 and k == 4  # one prompt per group, not one per member
     for g, (group, seed, prompt) in enumerate(zip(groups, seeds, prompts)):
         assert prompt == prompt_ids(chatty, Chat().reset(seed), None, True)

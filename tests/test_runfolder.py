@@ -103,10 +103,12 @@ print(json.dumps(told))
 
 def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
     """By the real client. Nobody is asked, and the environment has its say."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
-    env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
-    env |= {"WANDB_PROJECT": "ours", "WANDB_ENTITY": "us", "WANDB_TAGS": "a,b"}
-    env |= {"WANDB_NOTES": "why", "WANDB_RUN_ID": "of-a-sweep"}
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("WANDB")},
+        **{"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")},  # nobody is logged in here
+        **{"WANDB_PROJECT": "ours", "WANDB_ENTITY": "us", "WANDB_TAGS": "a,b"},
+        **{"WANDB_NOTES": "why", "WANDB_RUN_ID": "of-a-sweep"},
+    }
     (tmp_path / "w").mkdir()
     for updates in (1, 2):
         done = warm.run(["-c", OPEN_WANDB, tmp_path / "w", updates], env)

@@ -56,9 +56,8 @@ def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path)
     ],
 )
 def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, after):
-    flags = {"env": "swarm", "loss": "gspo", "k": 4, "think": False, "set": ["version=0.1"]}
-    flags |= {"until_converged": True, "max_updates": 500, "threads": 2, "engine": "torch"}
-    saved(tmp_path, **flags)
+    how = {"until_converged": True, "max_updates": 500, "threads": 2, "engine": "torch"}
+    saved(tmp_path, env="swarm", loss="gspo", k=4, think=False, set=["version=0.1"], **how)
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     if isinstance(after, str):
         with pytest.raises(SystemExit, match=f"^{after}"):

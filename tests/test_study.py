@@ -34,8 +34,8 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
         assert warm.run(words[1:], pictures=False).returncode == 0
 
     monkeypatch.setattr(study.subprocess, "run", run)  # without the seconds to import torch anew
-    table = {"flags": TINY, "seeds": 1, "measures": ["reward", "exact"]}
-    table |= {"worlds": WORLDS, "arms": ARMS}
+    measures = ["reward", "exact"]
+    table = {"flags": TINY, "seeds": 1, "measures": measures, "worlds": WORLDS, "arms": ARMS}
     one = Table("tiny", table, tmp_path / "runs", tmp_path)
     for arm in ARMS:
         one.grow(arm, seeds=9)
@@ -57,9 +57,8 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
     assert one.kept("swept")["swept"] == swept["swept"]
 
 
-@pytest.fixture
-def made_up(tmp_path, monkeypatch):
-    """A study whose runs are made up: "b" is best on development tasks, and worst on held-out."""
+def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, monkeypatch):
+    """Runs that are made up: "b" is best on development tasks, and worst on held-out."""
 
     def train(flags, folder, threads):
         right = {"a": 1, "b": 3, "c": 3}[folder.name.split("-")[1]]
@@ -75,10 +74,7 @@ def made_up(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "play_world", held)
     arms = {"swept": {"what": "swept", "sweep": ["--a", "--b", "--c"]}}
     table = {"flags": "--env letters", "seeds": 3, "measures": ["exact"], "arms": arms}
-    return Table("made", table | {"worlds": {"tier 6": ""}}, tmp_path / "runs", tmp_path)
-
-
-def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(made_up):
+    made_up = Table("made", table | {"worlds": {"tier 6": ""}}, tmp_path / "runs", tmp_path)
     made_up.grow("swept", 2)
     arm = made_up.kept("swept")
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from scipy.special import expit as sigmoid
 
 from swarm import economy as eco
 from swarm import tools as act
@@ -45,10 +46,6 @@ def check_books(economy: eco.Economy) -> None:
         assert max(member.books["tax"], member.books["fine"]) <= 0 <= member.books["bonus"]
     assert math.fsum(m.resources for m in members) == pytest.approx(economy.total, abs=1e-6)
     assert math.fsum(m.books["transfer"] for m in members) == pytest.approx(0, abs=1e-6)
-
-
-def sigmoid(x):
-    return 1 / (1 + math.exp(-x))
 
 
 # ------------------------------------------------------------------ how a call is written and read

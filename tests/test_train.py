@@ -400,14 +400,7 @@ def test_eval_only_sweeps_the_levels(economy):
     levels = [f"{level} v0.2" for level in ("easy", "medium", "hard")]
     assert [e["tasks"] for e in added[6:9]] == levels and len(added) == 12
     assert [e["tasks"] for e in added if e["trained"]] == ["medium v0.2"]
-
-
-def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(economy):
-    line, said = evaluated(economy, "--env", "swarm", "--difficulty", "hard", "--eval-n", 3)
-    assert (line["tasks"], line["trained"], len(line["reward"])) == ("hard v0.2", False, 3)
-    assert "n=3" in said and "payoff" in said
-    done = run("--eval-only", economy, "--lr", "0.5")
-    assert done.returncode == 1 and "--lr" in done.stderr and "Traceback" not in done.stderr
+    assert "n=2" in done.stdout and "payoff" in done.stdout
 
 
 def test_eval_only_gives_the_final_evaluation_again_and_tells_other_rules_apart(whole, tmp_path):

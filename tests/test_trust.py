@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,8 +104,10 @@ def load(folder: Path):
 def test_a_models_own_code_never_runs(model, tmp_path):
     marker = tmp_path / "marker"
     remote = {"AutoConfig": "modeling_x.XConfig", "AutoModelForCausalLM": "modeling_x.X"}
-    program = code(marker) + "from transformers import Qwen3Config as XConfig\n"
-    program += "from transformers import Qwen3ForCausalLM as X, PreTrainedTokenizerFast as T\n"
+    program = (
+        f"{code(marker)}from transformers import Qwen3Config as XConfig\n"
+        "from transformers import Qwen3ForCausalLM as X, PreTrainedTokenizerFast as T\n"
+    )
     known = model({"config.json": {"auto_map": remote}, "modeling_x.py": program})
     named = {"auto_map": {"AutoTokenizer": [None, "tokenizer_x.T"]}, "tokenizer_class": "T"}
     tokenizer = model({"tokenizer_config.json": named, "tokenizer_x.py": program})
@@ -124,8 +127,10 @@ def test_a_models_own_code_never_runs(model, tmp_path):
 def test_weights_are_safetensors_or_refused(model, tmp_path):
     marker = tmp_path / "marker"
     name, gone = "model.embed_tokens.weight", {"model.safetensors": None}
-    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(PICO), "task_type": "CAUSAL_LM"}
-    adapter |= {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    adapter = {
+        **{"peft_type": "LORA", "base_model_name_or_path": str(PICO), "task_type": "CAUSAL_LM"},
+        **{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]},
+    }
     index = {"metadata": {"total_size": 1}, "weight_map": {name: "pytorch_model.bin"}}
     for file, files in (
         ("pytorch_model.bin", gone),
@@ -192,21 +197,19 @@ def run(played, tmp_path) -> Path:
     return shutil.copytree(played.folder, tmp_path / "run", ignore=ignored)
 
 
-def plant(run: Path, what: str, marker: Path) -> None:
-    """Put something that is no checkpoint where tensors will be read."""
-    name = "adapter_model.safetensors" if what == "adapter" else "optimizer.pt"
-    bomb, target = {"state": {}, "param_groups": [Bomb(marker)]}, run / "checkpoint" / name
-    if what == "other":
-        torch.save({"state": {0: {"step": torch.zeros(1)}}, "param_groups": []}, target)
-    elif what == "pickle":
-        target.write_bytes(pickle.dumps(Bomb(marker)))
-    else:
-        torch.save(bomb, target)
+OTHER = {"state": {0: {"step": torch.zeros(1)}}, "param_groups": []}
+PLANTED = {  # something that is no checkpoint, where tensors will be read
+    "bomb": lambda bomb: torch.save({"state": {}, "param_groups": [bomb]}, "optimizer.pt"),
+    "pickle": lambda bomb: Path("optimizer.pt").write_bytes(pickle.dumps(bomb)),
+    "other": lambda bomb: torch.save(OTHER, "optimizer.pt"),
+    "adapter": lambda bomb: torch.save({"weight": bomb}, "adapter_model.safetensors"),
+}
 
 
-@pytest.mark.parametrize("what", ["bomb", "pickle", "other", "adapter"])
+@pytest.mark.parametrize("what", PLANTED)
 def test_a_checkpoint_is_data(run, tmp_path, monkeypatch, what):
-    plant(run, what, tmp_path / "marker")
+    with chdir(run / "checkpoint"):
+        PLANTED[what](Bomb(tmp_path / "marker"))
     # as whoever plants something would
     (run / "checkpoint" / "checksum").write_text(checksum(run / "checkpoint"))
     assert find_checkpoint(run / "checkpoint") is not None

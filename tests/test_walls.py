@@ -124,8 +124,10 @@ cfg, typed = settings.command_line(["--env", "letters"])
 refusals.check(cfg)
 settings.make_env(cfg, cfg.difficulty).reset(1)
 """
-AWAY = "swarm env_swarm env_alphabet bridges httpx2 openai lab matplotlib "
-AWAY += "bookkeeping.behaviour bookkeeping.compare"
+AWAY = (
+    "swarm env_swarm env_alphabet bridges httpx2 openai lab matplotlib bookkeeping.behaviour "
+    "bookkeeping.compare"
+)
 
 
 def test_an_environment_loads_no_torch_and_a_run_of_letters_loads_only_what_it_needs():
