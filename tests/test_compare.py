@@ -260,14 +260,11 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(write):
 
 
 def test_a_run_knows_which_code_it_ran(tmp_path):
-    file = tmp_path / "mine.py"
-    hash_of = lambda: code_hash(f"{file}:Mine")
-    file.write_text("def score():\n    return 1.0\n")
-    before = hash_of()
-    file.write_text("def score():  # a comment is no other reward\n    return 1.0\n")
-    assert hash_of() == before
-    file.write_text("def score():\n    return 1.0 + 0.1\n")
-    assert hash_of() != before
+    file, hashes = tmp_path / "mine.py", []
+    for reward in ("1.0", "1.0  # a comment is no other reward", "1.0 + 0.1"):
+        file.write_text(f"def score():\n    return {reward}\n")
+        hashes.append(code_hash(f"{file}:Mine"))
+    assert hashes[0] == hashes[1] != hashes[2]
     assert len({code_hash(e) for e in ("letters", "alphabet", "swarm")}) == 3
 
 

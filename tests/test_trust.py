@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 import train
+from bookkeeping import report
 from bookkeeping.folder import checksum, find_checkpoint
 from bookkeeping.guard import Guarded
 from bridges import export
@@ -65,12 +65,10 @@ def said(call) -> str:
     return ""
 
 
-def python(monkeypatch, script: str, *words) -> str:
-    """What `python script words` says when it refuses."""
-    monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
-    if script == "train.py":
-        return said(train.main)
-    return said(lambda: runpy.run_path(str(ROOT / script), run_name="__main__"))
+def python(monkeypatch, *words) -> str:
+    """What `python train.py words` says when it refuses."""
+    monkeypatch.setattr(sys, "argv", [*map(str, words)])
+    return said(train.main)
 
 
 # ------------------------------------------------------------------------------------ model folders
@@ -279,14 +277,14 @@ def poison(value, key: str = ""):
     return value + HOSTILE if isinstance(value, str) and key in SHOWN else value
 
 
-def test_the_page_of_a_hostile_run_is_text(run, monkeypatch, capsys):
+def test_the_page_of_a_hostile_run_is_text(run, capsys):
     for file in (f for f in run.iterdir() if f.suffix in (".json", ".jsonl")):
         texts = file.read_text().split("\n") if file.suffix == ".jsonl" else [file.read_text()]
         lines = [json.dumps(poison(json.loads(text))) if text else "" for text in texts]
         file.write_text("\n".join(lines))
     odd = "<img src=x onerror=alert(1)> \x1b[2J $\\frac{$ [x](http:a) `|"
     folder = run.rename(run.with_name(odd))
-    assert python(monkeypatch, "bookkeeping/report.py", folder) == ""
+    assert said(lambda: report.main(folder)) == ""
     check_terminal(capsys.readouterr().out)
     page = (folder / "report.md").read_text()
     check_markdown(page)

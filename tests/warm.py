@@ -58,13 +58,16 @@ def run(words: list, env: dict = ENV, timeout: float = 300, pictures: bool = Tru
         return Run(words, Path(place), env, pictures).end(timeout)
 
 
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
 def ranks(n: int, words: list, timeout: float = 300):
     """The same words in n processes that find each other, as torchrun starts them. What they say is
     one text. (One that fails closes its connections, and with that ends the others.)"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    world = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with tempfile.TemporaryDirectory() as place:
         started = []
         for rank in (str(i) for i in range(n)):

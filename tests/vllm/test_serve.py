@@ -8,7 +8,6 @@ and the greedy scores are those of the run itself.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from test_train import ROOT, TINY, lines, run
+from warm import free_port
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,7 @@ def trained(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def server(trained):
     """The address of vLLM's server with pico_base and, as `trained`, the adapter."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
