@@ -25,14 +25,13 @@ SLOW = (
     "test_parallel.py",
     "test_book.py",
     "test_grpo.py",
+    "test_rollout.py",
     "test_trust.py",
-    "test_multiturn.py",
     "test_export.py",
     "test_bad_training.py",
     "test_api.py",
     "test_report.py",
     "test_ahead.py",
-    "test_rollout.py",
 )
 
 

@@ -24,7 +24,7 @@ from swarm.governance import (
     thrash,
     v_hat,
 )
-from test_swarm_tools import check_books
+from test_env_swarm import check_books
 
 
 def deal(p: float, accepted: bool = True, who: str = "a", to: str = "b") -> Interaction:
