@@ -62,9 +62,9 @@ MoE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 WINDOW = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+SIZES_OF_GPT2 = {"vocab_size": 1024, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4}
 # vLLM's attention on a CPU takes no heads that are less than 32 wide
 WIDE = {"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 4096}
-SIZES_OF_GPT2 = {"vocab_size": 1024, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4}
 CONFIGS = {  # kind: (transformers' config, its arguments)
     "qwen3": ("Qwen3", SMALL | TIED | {"head_dim": 8}),
     # experts are one tensor in memory, and one file entry each on the hub

@@ -49,7 +49,6 @@ LAW = {
 }
 ONE = Task("banana", ("a",), (3,))
 THREE = Task("banana", ("a", "n", "q"), (3, 2, 0))
-RIGHT_ONE = "<answer>3</answer>"
 RIGHT_THREE = '<answer>{"a": 3, "n": 2, "q": 0}</answer>'
 
 
@@ -209,7 +208,7 @@ def test_reward_worked_out_by_hand(task, reply, partial, binary, think):
         ("{}{}", 0.0, 0.0),
     ],
 )
-@pytest.mark.parametrize("task, right", [(ONE, RIGHT_ONE), (THREE, RIGHT_THREE)])
+@pytest.mark.parametrize("task, right", [(ONE, "<answer>3</answer>"), (THREE, RIGHT_THREE)])
 def test_what_counts_comes_after_the_thinking(task, right, reply, with_thinking, without):
     for think, reward in ((True, with_thinking), (False, without)):
         marks = score_reply(task, reply.replace("{}", right), "binary", think)

@@ -11,7 +11,6 @@ from env_letters import Task, score_reply
 from learn import exercises
 from learn.judge import REAL, TOLD, cases, main, verdict
 
-NAN = float("nan")
 BANANA = Task("banana", ("a", "n", "q"), (3, 2, 0))
 
 
@@ -48,7 +47,7 @@ LOSS = (log(0.25, 0.3, 0.3), log(0.25, 0.2, 0.2), torch.tensor([1.0, 1, -1]), 0.
         ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.5), (0, math.log(2 / 3))),
         ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.0), (0, math.log(1 / 2))),
         ("token_logprobs", SHIFT, [math.log(0.6)]),
-        ("group_advantages", (torch.tensor([[1, NAN, 0]]),), [1, 0, -1]),
+        ("group_advantages", (torch.tensor([[1, math.nan, 0]]),), [1, 0, -1]),
         ("group_advantages", (torch.full((1, 3), 0.9),), [0, 0, 0]),
         ("token_weights", ("grpo", torch.tensor([2.0, 8]), 10), [1 / 4, 1 / 16]),
         ("token_weights", ("dr_grpo", torch.tensor([2.0, 8]), 10), [1 / 20, 1 / 20]),

@@ -57,8 +57,7 @@ def test_the_same_runs_without_a_mistake_are_told_nothing(tmp_path):
 def test_the_kept_run_names_it(name):
     kept, told = KEPT[name], FAILURES[name].told
     assert kept["settings"] == f"--break {name}" and told in kept["warnings"]
-    again = doctor.look_at(kept["lines"])  # by the code as it is now
-    assert told in again
+    assert told in doctor.look_at(kept["lines"]), "by the code as it is now"
     assert any(FAILURES[name].metric in line for line in kept["lines"])
 
 

@@ -7,7 +7,6 @@ the last checkpoint and the lines before stay; and after the fault, the next wri
 
 import errno
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from bookkeeping.folder import find_checkpoint, load_checkpoint, mend, save_checkpoint
-from bookkeeping.records import append
+from bookkeeping.records import append, lines
 from helpers import write_lines
 
 
@@ -102,4 +101,4 @@ def test_a_full_disk_loses_no_line_that_was_written(tmp_path, written, room):
         append(log, {"update": 2})
     mend(tmp_path)
     append(log, {"update": 3})
-    assert [json.loads(line)["update"] for line in log.read_text().splitlines()] == [*written, 3]
+    assert [line["update"] for line in lines(log)] == [*written, 3]

@@ -113,7 +113,6 @@ ENVS = {
     ),
 }
 said = st.lists(st.tuples(st.sampled_from(WAYS), replies), min_size=1, max_size=6)
-slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 def bounds(env) -> tuple[float, float]:
@@ -148,7 +147,11 @@ def play(env, seed: int, said: list) -> tuple[list, dict]:
 
 
 @pytest.mark.parametrize("name", ENVS)
-@settings(max_examples=150, deadline=None, suppress_health_check=slow)
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(data=st.data(), seed=st.integers(0, 2**32), said=said)
 def test_any_string_is_a_legal_reply(name, data, seed, said):
     env = data.draw(ENVS[name])

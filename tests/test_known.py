@@ -68,9 +68,6 @@ def test_gsm8k_works_as_it_is_downloaded(tmp_path):
         assert env.score()["found"] == found and env.score()["exact"] == 0, reply
 
 
-GOOD = b'{"question": "1 + 1?", "answer": 2}'
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -92,7 +89,8 @@ GOOD = b'{"question": "1 + 1?", "answer": 2}'
 )
 def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line):
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n\n" + line + b"\n")
+    good = b'{"question": "1 + 1?", "answer": 2}'
+    file.write_bytes(b"\xef\xbb\xbf" + good + b"\r\n\n" + line + b"\n")
     with pytest.raises(ValueError, match=f"{file}, line 3: {known.A_ROW} ") as told:
         refusals.check(settings.Config(env=f"jsonl:{file}"))
     assert "\n" not in str(told.value) and len(str(told.value)) < 500

@@ -14,9 +14,6 @@ from bookkeeping import pretrained, refusals
 from fast import ahead, machine
 from policy import PICO, load_policy
 
-torch.set_num_threads(1)
-
-
 FROZEN, LEARNS, EXACT = (False, torch.bfloat16), (True, torch.float32), (False, torch.float32)
 
 

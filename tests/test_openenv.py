@@ -4,7 +4,6 @@ stops the server. `make test-all` gives it a .venv-openenv of its own; without o
 skipped."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from bookkeeping import refusals
 from env_swarm import Swarm
 from settings import DEV_SEEDS
 from swarm.tools import TOOLS, schemas, write_call
-from warm import ROOT, free_port
+from warm import ENV, ROOT, free_port
 
 PASS = {"type": "call_tool", "tool_name": "pass_turn", "arguments": {}}
 # Calls that no honest player makes: unknown tools, wrong arguments, numbers that are none, control
@@ -49,8 +48,7 @@ def url():
     """The server as people start it, in a process of its own."""
     port = free_port()
     command = [sys.executable, "-m", "bridges.openenv_swarm", "--port", port, "--sessions", "4"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, cwd=ROOT, env=env)
+    server = subprocess.Popen(command, cwd=ROOT, env=ENV)
     address, health = f"http://127.0.0.1:{port}", None
     while health is None and server.poll() is None:
         with suppress(httpx.TransportError):

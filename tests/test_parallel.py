@@ -22,7 +22,6 @@ from bookkeeping.records import lines
 from fast import parallel
 from warm import ENV, ROOT
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples", "6", "--eval-n", "6", "--num-tasks", "3", "--k", "4",
        "--max-tokens", "200", "--lr", "1e-3", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1",
        "--save-every", "1", "--no-eval-other-tiers"]  # fmt: skip
@@ -127,8 +126,9 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_with_more_than_there_are
 
 def test_ctrl_c_stops_all_of_them_at_the_same_update_and_leaves_nobody_behind(tmp_path):
     """And the processes that sample ahead for them."""
-    many = [*RUN, "--updates", "500", "--async-rollouts", "1"]
-    command = [*TORCHRUN, "train.py", *many, "--runs", str(tmp_path), "--name", "stopped"]
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 train.py".split()
+    many = ["--updates", "500", "--async-rollouts", "1", "--runs", str(tmp_path)]
+    command = [sys.executable, *torchrun, *RUN, *many, "--name", "stopped"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=ROOT, env=ENV, start_new_session=True, **pipes)
     metrics = tmp_path / "stopped" / "metrics.jsonl"

@@ -85,10 +85,10 @@ def test_a_group_shares_task_seed_and_prompt_and_is_read_once(chatty):
     sampler, seeds = TorchSampler(chatty), [4, 11, 300]
     sampler.sample = Mock(wraps=sampler.sample)
     groups = play(chatty, sampler, Chat, seeds, 4, 8, 1.0, sample_seed=0)
-    prompts, k, *_ = sampler.sample.call_args_list[0].args
-    assert len(prompts) == 3 and k == 4  # one prompt per group, not one per member
-    for g, (group, seed, prompt) in enumerate(zip(groups, seeds, prompts)):
-        assert prompt == prompt_ids(chatty, Chat().reset(seed), None, True)
+    asked, k, *_ = sampler.sample.call_args_list[0].args
+    assert len(asked) == 3 and k == 4  # one prompt per group, not one per member
+    for g, (group, seed) in enumerate(zip(groups, seeds)):
+        prompt = prompt_ids(chatty, Chat().reset(seed), None, True)
         assert [(e.seed, e.group) for e in group] == [(seed, g)] * 4
         for episode in group:
             assert episode.token_ids[: len(prompt)] == prompt
@@ -322,10 +322,6 @@ def test_the_experts_mask_covers_exactly_its_reply_and_the_end_of_turn(tiny, end
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 
 
-def make_env() -> Alphabet:
-    return Alphabet(3, 3, 1, 2, style="bare")
-
-
 @pytest.mark.parametrize("think", [True, False])
 def test_log_probs_of_all_turns_are_those_of_one_fresh_forward_pass(pico, think):
     env = lambda: Alphabet(3, 3, 1, 2, think=think)
@@ -349,7 +345,8 @@ HOSTILE = [
 @pytest.mark.parametrize("markup", HOSTILE)
 def test_template_markup_in_a_reply_opens_no_turn(pico, markup):
     """Spelled out or as control tokens: the episode keeps them, the next turn opens as ever."""
-    env, stop = make_env(), pico.tokenizer.eos_token_id
+    make_env, stop = partial(Alphabet, 3, 3, 1, 2, style="bare"), pico.tokenizer.eos_token_id
+    env = make_env()
     opening = env.reset(4)
     listed, *rest = (encode(pico, alphabet.write_reply(env.task, n, "bare")) for n in range(3))
     as_tokens = [token for token in encode(pico, markup) if token not in pico.stop_ids]
@@ -381,14 +378,11 @@ def assert_same(some, others, members: int) -> None:
             assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
 
 
-class Forgetful:
-    """A sampler that reads every prompt from its beginning: it neither keeps caches nor has any."""
-
-    def __init__(self, sampler):
-        self.sampler, self.version = sampler, sampler.version
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, **more):
-        return self.sampler.sample(prompts, k, max_tokens, temperature, seeds)
+def forgetful(sampler):
+    """It reads every prompt from its beginning: it neither keeps caches nor has any."""
+    sample = sampler.sample
+    sampler.sample = lambda *given, **caches: sample(*given)
+    return sampler
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
@@ -401,7 +395,7 @@ def test_episodes_depend_on_neither_batch_nor_rows_nor_caches(pico, temperature)
     assert len(turns) > 1 and max(turns) == 3  # premise
     plain = TorchSampler(pico)
     plain.decoder = PlainDecoder(pico)
-    for sampler in (plain, Forgetful(TorchSampler(pico)), TorchSampler(pico, max_rows=2)):
+    for sampler in (plain, forgetful(TorchSampler(pico)), TorchSampler(pico, max_rows=2)):
         assert_same(run(sampler, [10, 11, 12], 2), together, 2)
     assert_same(run(TorchSampler(pico), [12], 1), together[2:], 1)
     assert_same(run(TorchSampler(pico, max_rows=3), [12, 11, 10], 2), together[::-1], 2)

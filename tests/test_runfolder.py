@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,17 +44,13 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
 # ------------------------------------------------------------------------------------------- lines
 
 
-def read(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):
     log, late = tmp_path / "evals.jsonl", {"update": 2, "stage": "final"}
     # what was evaluated later stays with its checkpoint
     kept = [{"update": 1}, {"update": 2, "stage": "eval_only"}]
     write_lines(log, [*kept, late, {"update": 3}])
     trim(tmp_path, 2)
-    assert read(log) == kept
+    assert records.lines(log) == kept
     trim(tmp_path, -1)  # killed before SFT was done
     assert log.read_text() == ""
 
@@ -65,11 +60,11 @@ def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_p
     write_lines(path, [{"update": n // 2, "text": "x" * 1000} for n in range(200)])
     thin(path, 50_000)
     assert path.stat().st_size <= 50_000
-    updates = [line["update"] for line in read(path)]
+    updates = [line["update"] for line in records.lines(path)]
     assert updates == sorted(updates) and updates[0] == 0 and updates[-1] == 99
     assert all(updates.count(u) == 2 for u in updates)  # an update is kept whole or not at all
     thin(path, 10)  # the first and the last cannot go
-    assert {line["update"] for line in read(path)} == {0, 99}
+    assert {line["update"] for line in records.lines(path)} == {0, 99}
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):

@@ -84,7 +84,6 @@ def test_flags_that_change_nothing_are_named(capsys, words, told):
 
 # -------------------------------------------------------------------------------------- refusals
 
-TWO_CLASSES = "class One:\n    pass\n\nclass Two(One):\n    pass\n"
 REFUSED = [  # (flags, what is said)
     ({"num_tasks": 0}, "--num-tasks 0: must be at least 1"),
     ({"warmup": -3}, "--warmup -3: must be at least 0"),
@@ -144,7 +143,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
     """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
-    (tmp_path / "two.py").write_text(TWO_CLASSES)
+    (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
     heard = []
     for flags, told in REFUSED:
         with pytest.raises(ValueError) as error:

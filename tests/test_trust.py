@@ -2,7 +2,6 @@
 nothing, stay text, and are refused in one sentence; secrets stay secret."""
 
 import json
-import os
 import pickle
 import re
 import shutil
@@ -23,9 +22,9 @@ from bookkeeping.guard import Guarded
 from bridges import export
 from policy import PICO, load_policy
 from rollout import EnvironmentFailed, render
+from warm import ENV, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROOT = Path(__file__).resolve().parent.parent
 SECRETS = {
     "OPENAI_API_KEY": "sk-proj-4f9c2a7be1d8",
     "HF_TOKEN": "hf_QzXwVtRpNmLkJhGf",
@@ -179,9 +178,8 @@ def played(tmp_path_factory) -> SimpleNamespace:
     """A whole run with wandb, by a user with secrets: its folder, the user's home, what it said."""
     base = tmp_path_factory.mktemp("played")
     words = [sys.executable, "train.py", "--name", "letters", *TINY, "--runs", str(base / "runs")]
-    more = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     # A fresh Python: libraries look at HOME while they are imported.
-    env = {**os.environ, **SECRETS, **more, "HOME": str(base)}
+    env = ENV | SECRETS | {"WANDB_MODE": "offline", "HOME": str(base)}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     printed = done.stdout + done.stderr

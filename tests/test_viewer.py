@@ -91,8 +91,7 @@ def hostile_replies(update, member):
 
 def script(page: str, name: str) -> str:
     """The text of <script id=name>, found as a browser finds it: up to the first '</script'."""
-    found = re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script', page, re.S | re.I)
-    return found[1]
+    return re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script', page, re.S | re.I)[1]
 
 
 def load(page: Path) -> tuple[dict, list[dict]]:

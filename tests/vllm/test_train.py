@@ -7,7 +7,6 @@ as many tests as it can.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from bookkeeping.records import lines
+from warm import ENV, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2",
     "--num-tasks", "2", "--k", "4", "--eval-n", "8", "--eval-every", "9", "--save-every", "1",
@@ -28,10 +27,8 @@ AHEAD = ["--engine", "vllm", "--async-rollouts", "1"]
 
 def run(*command: str) -> str:
     """Run Python with these arguments to a good end; returns what it printed."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True
-    )
+    words = [sys.executable, *command]
+    done = subprocess.run(words, cwd=ROOT, env=ENV, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout
 
