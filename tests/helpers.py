@@ -3,15 +3,14 @@ and logs of other trainers."""
 
 import gzip
 import json
-import re
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
 from fast.sampler import Sample
 from rollout import encode
+from warm import ROOT
 
 
 class Scripted:
@@ -27,18 +26,6 @@ class Scripted:
         reply = self.replies[len(self.prompts)]
         self.prompts.append([list(p) for p in prompts])
         return [[reply] * k for _ in prompts]
-
-
-class Recorder:
-    """A sampler that keeps every call: (prompts, k, seeds, answer)."""
-
-    def __init__(self, sampler):
-        self.sampler, self.version, self.calls = sampler, sampler.version, []
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, **more):
-        answer = self.sampler.sample(prompts, k, max_tokens, temperature, seeds, **more)
-        self.calls.append(([list(p) for p in prompts], k, seeds, answer))
-        return answer
 
 
 def spelled(policy, text: str) -> list[int]:
@@ -72,27 +59,6 @@ def write_lines(file: Path, records: list[dict]) -> Path:
     return file
 
 
-def example(page: Path, name: str) -> str:
-    """The code block of a page that begins with this file's name as a comment."""
-    return re.search(rf"```python\n(# {name}\n.*?)```", page.read_text(encoding="utf8"), re.S)[1]
-
-
-def failing(module, names: list[str], error: BaseException, nth: int = 1):
-    """A context in which these functions of a module raise, from their nth call on."""
-    calls = []
-
-    def failing(real):
-        def call(*given, **more):
-            calls.append(given)
-            if len(calls) >= nth:
-                raise error
-            return real(*given, **more)
-
-        return call
-
-    return mock.patch.multiple(module, **{name: failing(getattr(module, name)) for name in names})
-
-
 def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:
     """(arms, {name: the bytes of a log}) of tests/doctor_logs.json.gz, for the doctor.
 
@@ -102,6 +68,6 @@ def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:
     them. samples/: short logs in the other formats. lab/trust made all of it at 22b9273.
     cases/: logs made up after public reports. ours/: metrics.jsonl of our own runs at 22b9273.
     """
-    packed = (Path(__file__).parent / "doctor_logs.json.gz").read_bytes()
+    packed = (ROOT / "tests" / "doctor_logs.json.gz").read_bytes()
     pack = json.loads(gzip.decompress(packed))
     return pack["arms"], {name: log.encode() for name, log in pack["logs"].items()}

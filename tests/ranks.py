@@ -17,7 +17,7 @@ from grpo import collate
 from policy import PICO, load_policy
 from rollout import Episode
 from sft import sft_step
-from steps import train_on
+from steps import stir, train_on
 
 CASES = {
     "grpo": dict(loss="grpo"),
@@ -29,18 +29,13 @@ CASES = {
     "sequence weights": dict(loss="grpo", importance="sequence"),
     "token weights, old": dict(loss="cispo", importance="token", version=3),
     "reference": dict(loss="grpo", kl=0.1),
+    "sft": {},
 }
 
 
 def batch() -> list[list[Episode]]:
-    """The same episodes every time, and nobody else's."""
-    return copy.deepcopy(batch_once())
-
-
-@lru_cache
-def batch_once() -> list[list[Episode]]:
     """3 groups of 4 episodes of different lengths and ages; one in error, one group that is all the
-    same."""
+    same. The same episodes every time."""
     generator, groups = torch.Generator().manual_seed(0), [[], [], []]
     for g, i in product(range(3), range(4)):
         n = 14 + 5 * i + g
@@ -62,22 +57,14 @@ def batch_once() -> list[list[Episode]]:
 
 @lru_cache
 def load_once():
-    """(a policy, the weights that it has now)"""
     policy = load_policy(str(PICO), lora_rank=4, lora_alpha=8)
-    with torch.no_grad():  # B is zero at first, and then A has no gradient
-        for name, p in policy.trainable().items():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))))
-    return policy, {name: p.detach().clone() for name, p in policy.trainable().items()}
+    stir(policy, 0.02)  # B is zero at first, and then A has no gradient
+    return policy
 
 
 def fresh():
     """The policy with the weights of the beginning and without a gradient."""
-    policy, weights = load_once()
-    with torch.no_grad():
-        for name, p in policy.trainable().items():
-            p.copy_(weights[name])
-            p.grad = None
-    return policy
+    return copy.deepcopy(load_once())
 
 
 def results() -> dict:
@@ -86,18 +73,16 @@ def results() -> dict:
     for name, settings in CASES.items():
         policy = fresh()
         weights, kept = policy.trainable(), []
-        reference = {n: p.detach() * 0.9 for n, p in weights.items()} if "kl" in settings else None
         optimizer = torch.optim.SGD(weights.values(), lr=0.1)
         keep = lambda *_, w=weights, kept=kept: kept.append(flat(p.grad for p in w.values()))
         optimizer.register_step_pre_hook(keep)
-        everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
-        stats = train_on(policy, optimizer, batch(), reference, **everything)
+        if name == "sft":
+            stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
+        else:
+            reference = {n: p.detach() * 0.9 for n, p in weights.items()}  # for a KL
+            everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
+            stats = train_on(policy, optimizer, batch(), reference, **everything)
         out[name] = stats, kept[-1], flat(weights.values())
-    policy = fresh()
-    optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
-    stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
-    weights = list(policy.trainable().values())
-    out["sft"] = stats, flat(p.grad for p in weights), flat(weights)
     return out
 
 

@@ -26,6 +26,18 @@ def answer(env: Letters, count) -> str:
     return f"<answer>{json.dumps(value)}</answer>"
 
 
+def mean_reward(env, reply, n: int = 40) -> float:
+    """Of n development tasks, with reply(env, turn) in every turn."""
+    marks = []
+    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
+        env.reset(seed)
+        turn = 0
+        while not env.step(reply(env, turn))[1]:
+            turn += 1
+        marks.append(env.score()["reward"])
+    return sum(marks) / n
+
+
 # ------------------------------------------------------------------------------------------ letters
 
 NOTHING = (0.0, 0.0, 0.0, 0.0)
@@ -62,22 +74,14 @@ LETTERS = {  # (reply, what it may earn: tier 3 binary, partial, tier 6 binary, 
 }
 
 
-def play_letters(reply, tier: int, reward: str, think: bool, n: int = 40) -> float:
-    """The mean reward over n development tasks."""
-    env, marks = Letters(tier, reward, think, "derives"), []
-    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
-        env.reset(seed)
-        env.step(reply(env))
-        marks.append(env.score()["reward"])
-    return sum(marks) / n
-
-
 @pytest.mark.parametrize("name", LETTERS)
 def test_a_trick_of_letters_earns_no_more_than_it_may(name):
     reply, most = LETTERS[name]
     think = not name.startswith("no-think")
     for (tier, reward), most_here in zip(itertools.product((3, 6), ("binary", "partial")), most):
-        assert play_letters(reply, tier, reward, think) <= most_here + 1e-9, (tier, reward)
+        env = Letters(tier, reward, think, "derives")
+        earned = mean_reward(env, lambda env, turn: reply(env))
+        assert earned <= most_here + 1e-9, (tier, reward)
 
 
 # ----------------------------------------------------------------------------------------- alphabet
@@ -132,21 +136,11 @@ ALPHABET = {  # (reply, what it may earn)
 }
 
 
-def play_alphabet(reply, think: bool, n: int = 40) -> float:
-    env, marks = Alphabet(3, 3, 1, 4, 8.0, False, think, "derives"), []
-    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
-        env.reset(seed)
-        turn = 0
-        while not env.step(reply(env, turn))[1]:
-            turn += 1
-        marks.append(env.score()["reward"])
-    return sum(marks) / n
-
-
 @pytest.mark.parametrize("name", ALPHABET)
 def test_a_trick_of_alphabet_earns_no_more_than_it_may(name):
     reply, most = ALPHABET[name]
-    assert play_alphabet(reply, not name.startswith("no-think")) <= most
+    think = not name.startswith("no-think")
+    assert mean_reward(Alphabet(3, 3, 1, 4, 8.0, False, think, "derives"), reply) <= most
 
 
 # -------------------------------------------------------------------------------------------- swarm

@@ -17,13 +17,12 @@ from safetensors.torch import load_file
 
 import sft
 import train
+import warm
 from bookkeeping import guard
-from bookkeeping.records import lines
 from env_letters import Letters
 from rollout import EnvironmentFailed
 from settings import SFT_SEEDS
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = (
     "--sft-steps 2 --sft-examples 4 --sft-batch 2 --num-tasks 2 --k 3 --eval-n 2 --eval-every 100 "
     "--save-every 1 --max-tokens 16 --difficulty 2 --reward partial --no-wandb --threads 1 "
@@ -32,6 +31,7 @@ SHORT = (
 
 
 def command(monkeypatch, *words) -> None:
+    warm.draw_nothing(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["train.py", *map(str, words)])
     train.main()
 
@@ -77,28 +77,6 @@ def test_a_finished_run_that_goes_on_and_is_stopped_has_no_summary(monkeypatch, 
 # -------------------------------------------------------------------------------- bad environments
 
 
-def test_one_episode_of_64_that_hangs_is_left_out(monkeypatch, capsys, tmp_path):
-    step, asked = Letters.step, []
-    Letters(2, "partial", True, "states").reset(0)  # loads the list of words
-
-    def hangs(self, reply):
-        asked.append(1)
-        # in the second update: before it are two evaluations and 4 demonstrations
-        while len(asked) == 3 * 2 + 64 + 10:
-            pass
-        return step(self, reply)
-
-    monkeypatch.setattr(guard, "OURS", ())  # as an environment of somebody else
-    monkeypatch.setattr(Letters, "step", hangs)
-    monkeypatch.setattr(Letters, "seconds", 0.5, raising=False)
-    flags = "--updates 3 --num-tasks 8 --k 8 --max-tokens 6".split()
-    folder = run(monkeypatch, tmp_path, *flags)
-    counts = [(line["errors"], line["n"]) for line in lines(folder / "metrics.jsonl")]
-    assert counts == [(0, 64), (1, 63), (0, 64)]
-    told = capsys.readouterr().out
-    assert "1 of 64 episodes ended in an error and are left out: Hung: no answer" in told
-
-
 @pytest.mark.parametrize("method", ["reset", "expert_reply", "score"])
 def test_a_demonstration_that_fails_ends_the_run_in_one_sentence(monkeypatch, tmp_path, method):
     right, env = getattr(Letters, method), Letters(2, "partial", True, "states")
@@ -137,13 +115,13 @@ def stopped_in_sft(monkeypatch, runs: Path, happens) -> SystemExit:
     return stopped.value
 
 
-FULL = OSError(errno.ENOSPC, "No space left on device", "evals.jsonl")
-
-
 @pytest.mark.parametrize(
     "happens, told",
     [
-        (FULL, "free some space or fix the path, then start again"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "evals.jsonl"),
+            "free some space or fix the path, then start again",
+        ),
         (torch.OutOfMemoryError("full"), "start again with a lower --micro-tokens"),
         (FloatingPointError("a loss is nan"), "start again with a lower --sft-lr"),
         # Python's own sentence does not say where it was: ours does

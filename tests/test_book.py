@@ -1,25 +1,21 @@
 """Protects the pages: links lead somewhere, commands can be given, each file shows itself, and the
 changes of docs/fork.md can be made and work."""
 
-import os
 import re
 import shlex
 import subprocess
 import sys
 import types
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import settings
-import warm
-from helpers import example
 from rollout import Episode
 from steps import FLAGS
+from warm import ROOT, run
 
-ROOT = Path(__file__).resolve().parents[1]
 LISTED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
 PAGES = [n for n in LISTED if n.endswith(".md") and n[:6] != "tests/" and (ROOT / n).exists()]
 TEXT = {name: (ROOT / name).read_text(encoding="utf8") for name in PAGES}
@@ -115,7 +111,7 @@ FILES = {file for file in LISTED if re.fullmatch(ROOMS, file)} - OTHERWISE.keys(
 def test_every_file_shows_itself(file):
     """Each has asserts of its own in addition to what it prints."""
     words = ["-m", file.removesuffix(".py").replace("/", ".")] if "/" in file else [file]
-    done = warm.run(words, ROOT, {**os.environ, "OMP_NUM_THREADS": "1"})
+    done = run(words)
     assert done.returncode == 0, done.stderr[-800:]
     assert len(done.stdout) > (60 if "/" in file else 150)  # chapters show more
 
@@ -123,7 +119,7 @@ def test_every_file_shows_itself(file):
 # ------------------------------------------------------------------------------- forks
 @pytest.mark.parametrize("levels", [False, True])
 def test_the_environment_of_the_fork_page_takes_any_reply_and_a_setting(tmp_path, levels):
-    code = example(ROOT / "docs/fork.md", "vowels.py")
+    code = re.search(r"```python\n(# vowels.py\n.*?)```", TEXT["docs/fork.md"], re.S)[1]
     (tmp_path / "vowels.py").write_text(changed(CHANGES[1], code) if levels else code)
     cfg = settings.Config(env=f"{tmp_path}/vowels.py:Vowels", set=["longest=9"])
     env = settings.make_env(cfg, 9)

@@ -66,9 +66,11 @@ def make(write):
 def swarm_lines(payoff) -> list[dict]:
     """Final evaluations of an environment without exact answers."""
     n, noise = len(payoff), np.random.default_rng(99).random(len(payoff))  # the same for all
-    line = {"update": 9, "stage": "final", "tasks": "medium v0.2", "trained": True}
-    line |= {"payoff": list(payoff), "quality": [0.5] * n, "diversity": noise.tolist()}
-    line["reward"] = (np.array(payoff) + 0.3 * noise).tolist()
+    line = {
+        **{"update": 9, "stage": "final", "tasks": "medium v0.2", "trained": True},
+        **{"payoff": list(payoff), "quality": [0.5] * n, "diversity": noise.tolist()},
+        "reward": (np.array(payoff) + 0.3 * noise).tolist(),
+    }
     later = {"stage": "eval_only", "reward": [9.0] * n}
     return [line, line | {"tasks": "hard v0.2", "trained": False}, line | later]
 
@@ -258,14 +260,11 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(write):
 
 
 def test_a_run_knows_which_code_it_ran(tmp_path):
-    file = tmp_path / "mine.py"
-    hash_of = lambda: code_hash(f"{file}:Mine")
-    file.write_text("def score():\n    return 1.0\n")
-    before = hash_of()
-    file.write_text("def score():  # a comment is no other reward\n    return 1.0\n")
-    assert hash_of() == before
-    file.write_text("def score():\n    return 1.0 + 0.1\n")
-    assert hash_of() != before
+    file, hashes = tmp_path / "mine.py", []
+    for reward in ("1.0", "1.0  # a comment is no other reward", "1.0 + 0.1"):
+        file.write_text(f"def score():\n    return {reward}\n")
+        hashes.append(code_hash(f"{file}:Mine"))
+    assert hashes[0] == hashes[1] != hashes[2]
     assert len({code_hash(e) for e in ("letters", "alphabet", "swarm")}) == 3
 
 
@@ -274,9 +273,11 @@ def test_a_run_knows_which_code_it_ran(tmp_path):
 
 def test_the_page_of_three_arms(make, tmp_path, capsys):
     both = lambda p, s: {"tier 3": draws(p, seed=s), "tier 6": draws(p, seed=5 + s)}
-    folders = [make(f"grpo-{s}", both(0.8, s), seed=s) for s in range(2)]
-    folders += [make(f"no_think-{s}", both(0.2, s), seed=s, think=False) for s in range(2)]
-    folders += [make("more_sft-0", draws(0.5), loss="none", updates=0)]
+    folders = [
+        *(make(f"grpo-{s}", both(0.8, s), seed=s) for s in range(2)),
+        *(make(f"no_think-{s}", both(0.2, s), seed=s, think=False) for s in range(2)),
+        make("more_sft-0", draws(0.5), loss="none", updates=0),
+    ]
     out = compare.main(folders)
     assert out == tmp_path / "compare" and (out / "compare.png").stat().st_size > 10_000
     text = (out / "compare.md").read_text()

@@ -2,7 +2,6 @@
 do; a healthy run is left alone."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from bookkeeping.run import Run, State
 from helpers import doctor_logs, write_lines
 from settings import Config
 
-ROOT = Path(doctor.__file__).resolve().parents[1]
 half = lambda before, after: np.repeat([before, after], 15).astype(float)
 
 
@@ -204,7 +202,7 @@ def test_what_evaluations_show_is_told_with_its_interval(symptom):
     assert (name, when) == (symptom, update) and all(words in sentence for words in says)
 
 
-MISSING = evaluation("final", 30, 0.37, n=N - 1) | {"missing": {"0": "it raised"}}
+MISSING = {"missing": {"0": "it raised"}} | {name: SFT[name][1:] for name in ("exact", "reward")}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ MISSING = evaluation("final", 30, 0.37, n=N - 1) | {"missing": {"0": "it raised"
         ([evaluation("before", 0, 0.45), SFT], 0),  # there was none
         ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], 50),  # it has learnt to think
         # a task without a result is left out of both
-        ([BEFORE, SFT, MISSING | {name: SFT[name][1:] for name in ("exact", "reward")}], 50),
+        ([BEFORE, SFT, evaluation("final", 30, 0.37, n=N - 1) | MISSING], 50),
         # sure, and too small to act on
         ([SFT | {"reward": [-10.0] * N}, SFT | {"update": 9, "reward": [-10.02] * N}], 50),
     ],
@@ -293,7 +291,7 @@ def test_runs_that_people_looked_at_are_told_what_they_have(run):
 
 
 def test_the_command_line(tmp_path):
-    ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words], ROOT)
+    ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words])
     assert "few groups" in ask().stdout
     (tmp_path / "config.json").write_text('{"sft_steps": 50}')
     write_lines(tmp_path / "metrics.jsonl", made_up(**FLAT | ILL["noise"][0], loss=half(0, np.nan)))

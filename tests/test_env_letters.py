@@ -33,22 +33,22 @@ from settings import DEV_SEEDS, Config, by_size, fill, sft_seeds, task_seeds
 ROOT = Path(__file__).resolve().parent.parent
 N = 300  # seeds a tier
 
-# tier: (source, shortest, longest string, P(several letters), fewest, most letters, up to 26)
+# tier: (source, shortest, longest string, P(several letters), fewest, most letters, up to 26; the
+# digest of its first 200 tasks: whoever changes a tier changes every number measured on it)
 LAW = {
-    1: ("word", 3, 8, 0.0, 1, 1),
-    2: ("word", 5, 12, 0.5, 1, 2),
-    3: ("word", 8, 18, 0.6, 2, 3),
-    4: ("word", 10, 25, 0.8, 3, 5),
-    5: ("word", 15, 35, 0.9, 5, 8),
-    6: ("random", 40, 80, 1.0, 8, 12),
-    7: ("random", 80, 150, 1.0, 12, 20),
-    8: ("random", 150, 250, 1.0, 18, 30),
-    9: ("random", 250, 400, 1.0, 25, 40),
-    10: ("random", 400, 500, 1.0, 35, 50),
+    1: ("word", 3, 8, 0.0, 1, 1, "f2834184bf68"),
+    2: ("word", 5, 12, 0.5, 1, 2, "2434e58fb077"),
+    3: ("word", 8, 18, 0.6, 2, 3, "00957db37e29"),
+    4: ("word", 10, 25, 0.8, 3, 5, "14ccd06988b0"),
+    5: ("word", 15, 35, 0.9, 5, 8, "39ac13f94d90"),
+    6: ("random", 40, 80, 1.0, 8, 12, "b3105f243fec"),
+    7: ("random", 80, 150, 1.0, 12, 20, "df6f6b212be1"),
+    8: ("random", 150, 250, 1.0, 18, 30, "032924eec78c"),
+    9: ("random", 250, 400, 1.0, 25, 40, "74db177ee2fe"),
+    10: ("random", 400, 500, 1.0, 35, 50, "a4c939cf70fe"),
 }
 ONE = Task("banana", ("a",), (3,))
 THREE = Task("banana", ("a", "n", "q"), (3, 2, 0))
-RIGHT_ONE = "<answer>3</answer>"
 RIGHT_THREE = '<answer>{"a": 3, "n": 2, "q": 0}</answer>'
 
 
@@ -61,8 +61,9 @@ def tasks_of(tier: int, n: int = N) -> list[Task]:
 
 @pytest.mark.parametrize("tier", LAW)
 def test_strings_and_letters_follow_the_law_and_the_counts_are_right(tier):
-    source, shortest, longest, p_several, fewest, most = LAW[tier]
+    source, shortest, longest, p_several, fewest, most, digest = LAW[tier]
     drawn = tasks_of(tier)
+    assert hashlib.sha256(repr(drawn[:200]).encode()).hexdigest()[:12] == digest
     texts, asked = {task.text for task in drawn}, {len(task.letters) for task in drawn}
     assert shortest <= min(map(len, texts)) and max(map(len, texts)) <= longest
     assert len(texts) > (20 if source == "word" else N - 1)  # a tier repeats no few words
@@ -77,27 +78,6 @@ def test_strings_and_letters_follow_the_law_and_the_counts_are_right(tier):
     assert not p_several or {low, high} <= asked  # both ends of the range are drawn
     share = sum(len(task.letters) > 1 for task in drawn) / N
     assert abs(share - p_several) <= 4 * (p_several * (1 - p_several) / N) ** 0.5
-
-
-# Of the first 200 tasks. Whoever changes a tier changes every number that was measured on it.
-DIGESTS = {
-    1: "f2834184bf68",
-    2: "2434e58fb077",
-    3: "00957db37e29",
-    4: "14ccd06988b0",
-    5: "39ac13f94d90",
-    6: "b3105f243fec",
-    7: "df6f6b212be1",
-    8: "032924eec78c",
-    9: "74db177ee2fe",
-    10: "a4c939cf70fe",
-}
-
-
-@pytest.mark.parametrize("tier", LAW)
-def test_the_tasks_of_a_tier_stay_what_they_are(tier):
-    drawn = tasks_of(tier, 200)
-    assert hashlib.sha256(repr(drawn).encode()).hexdigest()[:12] == DIGESTS[tier]
 
 
 # -------------------------------------------------------------------------------------- determinism
@@ -228,7 +208,7 @@ def test_reward_worked_out_by_hand(task, reply, partial, binary, think):
         ("{}{}", 0.0, 0.0),
     ],
 )
-@pytest.mark.parametrize("task, right", [(ONE, RIGHT_ONE), (THREE, RIGHT_THREE)])
+@pytest.mark.parametrize("task, right", [(ONE, "<answer>3</answer>"), (THREE, RIGHT_THREE)])
 def test_what_counts_comes_after_the_thinking(task, right, reply, with_thinking, without):
     for think, reward in ((True, with_thinking), (False, without)):
         marks = score_reply(task, reply.replace("{}", right), "binary", think)

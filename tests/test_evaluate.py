@@ -91,8 +91,8 @@ def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tm
 @pytest.mark.parametrize("best, kept", [(9, [*range(8), 9]), (3, list(range(8)))])
 def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_path, best, kept):
     played = [episode(-1.0 + 0.5 * (i == best), payoff=0.5) for i in range(10)]
-    broken = episode(stop="error")  # its 0 is not the best reward
-    judged(tiny, tmp_path, {"medium": (True, [*played, broken])}, 11)
+    played.append(episode(stop="error"))  # its 0 is not the best reward
+    judged(tiny, tmp_path, {"medium": (True, played)}, 11)
     assert [e["seed"] - DEV_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
 
 
@@ -173,8 +173,6 @@ def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
     said = {"role": "assistant", "content": "<answer>7</answer>"}
     played = [[episode(float(r), exact=float(r), format=1.0) for r in g] for g in groups]
     broken = [episode(stop="error")] * 2  # counts nowhere
-    with pytest.raises(ValueError, match="every episode ended in an error"):
-        prospects([broken], Config(k=2, max_tokens=9))
     for e in sum(played, []):
         e.messages.append(said)
     told = prospects([*played, broken], Config(k=2, max_tokens=9))

@@ -3,19 +3,14 @@ mistake that is easy to make is shown the input that tells."""
 
 import inspect
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-import rollout
 from env_letters import Task, score_reply
-from fast import sampler
 from learn import exercises
 from learn.judge import REAL, TOLD, cases, main, verdict
-from rollout import Episode
 
-NAN = float("nan")
 BANANA = Task("banana", ("a", "n", "q"), (3, 2, 0))
 
 
@@ -30,36 +25,6 @@ def test_the_committed_file_is_unsolved(capsys):
 def test_the_real_functions_solve_it(capsys):
     assert main([], REAL) == 0
     assert "11 of 11 right" in capsys.readouterr().out
-
-
-def test_the_conversation_is_that_of_rollout():
-    """By take_turn alone; what stands between two turns is put into the delta's place."""
-    policy = SimpleNamespace(name="numbers", tokenizer=Numbers(), today="")
-    for prompt, replies, deltas in cases()["conversation"]:
-        episode = Episode(0, 0, list(prompt), [False] * len(prompt), [0.0] * len(prompt))
-        for reply, delta in zip(replies, [*deltas, None]):
-            said = [{"role": "user", "content": " ".join(map(str, delta or []))}]
-            sample = sampler.Sample(list(reply), [0.0] * len(reply), True)
-            step = lambda _: (said, delta is None)  # noqa: B023
-            env = SimpleNamespace(step=step, think=False, tools=None)
-            rollout.take_turn(policy, episode, env, sample, 10**9)
-        assert (episode.token_ids, episode.sampled) == REAL["conversation"](prompt, replies, deltas)
-
-
-class Numbers:
-    """A tokenizer whose texts are the ids themselves: "7 8 2" <-> [7, 8, 2]."""
-
-    added_tokens_decoder = {2: SimpleNamespace(special=True, content="<2>")}
-    all_special_tokens, eos_token_id = [], 2
-
-    def __call__(self, text, **_):
-        return {"input_ids": [int(word) for word in text.split() if word.isdigit()]}
-
-    def decode(self, ids, **_):
-        return " ".join(map(str, ids))
-
-    def apply_chat_template(self, messages, **_):
-        return " ".join(message["content"] for message in messages)
 
 
 def log(*p: float) -> torch.Tensor:
@@ -82,7 +47,7 @@ LOSS = (log(0.25, 0.3, 0.3), log(0.25, 0.2, 0.2), torch.tensor([1.0, 1, -1]), 0.
         ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.5), (0, math.log(2 / 3))),
         ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.0), (0, math.log(1 / 2))),
         ("token_logprobs", SHIFT, [math.log(0.6)]),
-        ("group_advantages", (torch.tensor([[1, NAN, 0]]),), [1, 0, -1]),
+        ("group_advantages", (torch.tensor([[1, math.nan, 0]]),), [1, 0, -1]),
         ("group_advantages", (torch.full((1, 3), 0.9),), [0, 0, 0]),
         ("token_weights", ("grpo", torch.tensor([2.0, 8]), 10), [1 / 4, 1 / 16]),
         ("token_weights", ("dr_grpo", torch.tensor([2.0, 8]), 10), [1 / 20, 1 / 20]),

@@ -2,27 +2,17 @@
 it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-import grpo
-import rollout
 import settings
-import sft
-import train
 import warm
 from bookkeeping import doctor, refusals
-from env_letters import Letters
-from fast.sampler import TorchSampler
-from learn import failures
 from learn.failures import FAILURES
+from warm import ROOT
 
-ROOT = Path(failures.__file__).resolve().parents[1]
 KEPT = json.loads((ROOT / "results" / "failures.json").read_text())["arms"]
-TOUCHED = [(grpo, "micro_batches"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "token_ratio"), (rollout, "prompt_ids"),
-           (sft, "expert_episode"), (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
 SMALL = """--sft-steps 2 --sft-examples 4 --sft-batch 2 --num-tasks 2 --k 4 --eval-n 2
 --difficulty 2 --max-tokens 48 --threads 1 --warmup 0 --no-wandb --no-eval-other-tiers""".split()
 MORE = {
@@ -34,68 +24,40 @@ MORE = {
 }
 
 
-def run(monkeypatch, runs: Path, *flags: str) -> Path:
-    warm.draw_nothing(monkeypatch)
-    for place, name in TOUCHED:
-        monkeypatch.setattr(
-            place, name, getattr(place, name)
-        )  # so that the mistake is undone after the test
-    monkeypatch.setattr(
-        sys, "argv", ["train.py", *SMALL, *flags, "--runs", str(runs), "--name", "run"]
-    )
-    train.main()
-    return runs / "run"
+def run(runs: Path, *flags: str) -> tuple[Path, str]:
+    """The folder of a run, and what it printed. In a process of its own, where the mistake stays."""
+    words = ["train.py", *SMALL, *flags, "--runs", runs, "--name", "run"]
+    done = warm.run(words, pictures=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return runs / "run", done.stdout
 
 
 @pytest.mark.parametrize(
     "name", [name for name in FAILURES if name not in ("generous-reward", "off-policy")]
 )
-def test_the_run_that_makes_a_mistake_names_it(monkeypatch, capsys, tmp_path, name):
+def test_the_run_that_makes_a_mistake_names_it(tmp_path, name):
     """In small, a few seconds each. The two that take longer are below, from runs that are kept."""
-    folder = run(
-        monkeypatch,
-        tmp_path,
-        "--break",
-        name,
-        *MORE.get(name, ["--updates", "4", "--reward", "partial"]),
-    )
+    flags = MORE.get(name, ["--updates", "4", "--reward", "partial"])
+    folder, printed = run(tmp_path, "--break", name, *flags)
     told = json.loads((folder / "summary.json").read_text())["warnings"]
-    assert FAILURES[name].told in told
-    assert (
-        f"{FAILURES[name].told.upper()} at {told[FAILURES[name].told]}" in capsys.readouterr().out
-    )
-    assert "\n" not in told[FAILURES[name].told]
+    sentence = told[FAILURES[name].told]
+    assert f"{FAILURES[name].told.upper()} at {sentence}" in printed and "\n" not in sentence
 
 
-def test_the_same_runs_without_a_mistake_are_told_nothing(monkeypatch, tmp_path):
-    folder = run(
-        monkeypatch,
-        tmp_path,
-        "--updates",
-        "4",
-        "--reward",
-        "partial",
-        "--epochs",
-        "2",
-        "--temperature",
-        "0.7",
-    )
+def test_the_same_runs_without_a_mistake_are_told_nothing(tmp_path):
+    flags = "--updates 4 --reward partial --epochs 2 --temperature 0.7"
+    folder, _ = run(tmp_path, *flags.split())
     assert json.loads((folder / "summary.json").read_text())["warnings"] == {}
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (
-        last["stop_trained"] == 1
-        and last["exact_reward"] == 1
-        and last["stretch"] == pytest.approx(1, abs=1e-3)
-        and "twice" not in last
-    )
+    assert last["stop_trained"] == last["exact_reward"] == 1 and "twice" not in last
+    assert last["stretch"] == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["generous-reward", "off-policy"])
 def test_the_kept_run_names_it(name):
     kept, told = KEPT[name], FAILURES[name].told
     assert kept["settings"] == f"--break {name}" and told in kept["warnings"]
-    again = doctor.look_at(kept["lines"])  # by the code as it is now
-    assert told in again
+    assert told in doctor.look_at(kept["lines"]), "by the code as it is now"
     assert any(FAILURES[name].metric in line for line in kept["lines"])
 
 

@@ -6,18 +6,20 @@ the last checkpoint and the lines before stay; and after the fault, the next wri
 """
 
 import errno
-import json
+import itertools
 import os
 import resource
 import shutil
 from contextlib import contextmanager
+from functools import partial
+from unittest.mock import DEFAULT, Mock, patch
 
 import pytest
 import torch
 
 from bookkeeping.folder import find_checkpoint, load_checkpoint, mend, save_checkpoint
-from bookkeeping.records import append
-from helpers import failing
+from bookkeeping.records import append, lines
+from helpers import write_lines
 
 
 @contextmanager
@@ -31,18 +33,23 @@ def full(n: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def refuses(number: int, *names: str, nth: int = 1):
-    """The system says no to these, from the nth call on."""
-    return failing(os, names, OSError(number, os.strerror(number)), nth)
-
-
 class Killed(BaseException):
     """As a kill would: nothing in the code may catch it."""
 
 
-def killed(module, *names: str, nth: int = 1):
-    """It comes in the nth call of these functions."""
-    return failing(module, names, Killed(), nth)
+def fails(error: BaseException, module, *names: str, nth: int = 1):
+    """These functions raise, from their nth call on."""
+    comes = itertools.chain([DEFAULT] * (nth - 1), itertools.repeat(error))
+    spoilt = {name: Mock(wraps=getattr(module, name), side_effect=comes) for name in names}
+    return patch.multiple(module, **spoilt)
+
+
+def refuses(number: int, *names: str, nth: int = 1):
+    """The system says no."""
+    return fails(OSError(number, os.strerror(number)), os, *names, nth=nth)
+
+
+killed = partial(fails, Killed())
 
 
 FAULTS = {  # what fails, while a checkpoint of so many bytes of weights is written
@@ -86,12 +93,12 @@ def test_bad_storage_and_kills_leave_a_whole_checkpoint(load, tmp_path, fault):
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", "checkpoint.old"}
 
 
+@pytest.mark.parametrize("written", [[], [1]])
 @pytest.mark.parametrize("room", [0, 5], ids=["not a byte", "half a line"])
-def test_a_full_disk_loses_no_line_that_was_written(tmp_path, room):
-    log = tmp_path / "metrics.jsonl"
-    append(log, {"update": 1})
+def test_a_full_disk_loses_no_line_that_was_written(tmp_path, written, room):
+    log = write_lines(tmp_path / "metrics.jsonl", [{"update": update} for update in written])
     with full(log.stat().st_size + room), pytest.raises(OSError):
         append(log, {"update": 2})
     mend(tmp_path)
     append(log, {"update": 3})
-    assert [json.loads(line)["update"] for line in log.read_text().splitlines()] == [1, 3]
+    assert [line["update"] for line in lines(log)] == [*written, 3]

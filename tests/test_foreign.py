@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from bookkeeping import doctor, logs
-from helpers import doctor_logs, write_folder
+from helpers import ROOT, doctor_logs, write_folder
 
-ROOT = Path(__file__).resolve().parents[1]
 ARMS, LOGS = doctor_logs()
 FOLDER = tempfile.TemporaryDirectory()
 PACKED = {name.removeprefix("cases/"): log for name, log in LOGS.items() if "cases/" in name}
@@ -333,7 +332,6 @@ def made_up(changed: dict, healthy: dict = HEALTHY) -> bytes:
     return "\n".join(rows).encode()
 
 
-BREAKS = np.where(np.arange(N) < 20, 0.4, np.nan)
 EVALS = np.where(np.arange(N) % 10 == 0, 0.3, np.nan)  # NaN: a step without one
 HIGH = {"reward": 0.98, FORMAT: 0.98, SIGNAL: 0.5}
 LONGER = {"reward": RISES, LENGTH: np.linspace(100, 300, N)}
@@ -380,7 +378,7 @@ ILL = [
     ),
     ("few groups", {"reward": FLAT, SIGNAL: 0.85}, {SIGNAL: 0.85}),
     ("no gradient", {"grad_norm": half(0.4, 0)}, {"grad_norm": half(0.4, 1e-4)}),
-    ("not a number", {"grad_norm": BREAKS}, {"reward": RISES, "grad_norm": np.full(N, np.nan)}),
+    ("not a number", {"grad_norm": half(0.4, np.nan)}, {"reward": RISES, "grad_norm": np.nan}),
     ("learning rate", {RATE: half(1e-6, 0)}, {RATE: half(1e-6, 1e-7)}),
     (
         "warm-up",

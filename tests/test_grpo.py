@@ -20,7 +20,6 @@ from grpo import (
     LOSSES,
     Batch,
     Output,
-    collate,
     cut,
     group_advantages,
     importance_weights,
@@ -104,32 +103,26 @@ def test_token_weights_by_hand():
     assert found == {loss: pytest.approx(weights) for loss, weights in expected.items()}
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
-def test_micro_batches_hold_every_episode_once_within_the_budget(lengths, budget):
-    parts = cut([Episode(0, 0, [0] * length, [], []) for length in lengths], budget)
-    assert Counter(n for part in parts for n in part) == Counter(range(len(lengths)))
-    for part in parts:
-        assert len(part) == 1 or len(part) * max(lengths[n] for n in part) <= budget
-
-
-prompts_and_replies = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 9))
-
-
-@given(st.lists(prompts_and_replies, max_size=30), st.integers(1, 60))
-def test_a_prompt_counts_once_in_a_micro_batch(rows, budget):
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 9)), max_size=30),
+    st.integers(1, 120),
+    st.booleans(),
+)
+def test_micro_batches_hold_every_episode_once_within_the_budget(rows, budget, shared):
+    """A prompt that a group shares may count once."""
     prompts = [(name,) * length for name, length, _ in rows]
     replies = [reply for _, _, reply in rows]
-    episodes = [  # a group shares its prompt
-        Episode(
-            0, hash(prompt), [*prompt, *[0] * reply], [False] * len(prompt) + [True] * reply, []
-        )
-        for prompt, reply in zip(prompts, replies)
-    ]
-    parts = cut(episodes, budget, shared=True)
+    episodes = []
+    for prompt, reply in zip(prompts, replies):
+        sampled = [False] * len(prompt) + [True] * reply
+        episodes.append(Episode(0, hash(prompt), [*prompt, *[0] * reply], sampled, []))
+    parts = cut(episodes, budget, shared)
     assert Counter(n for part in parts for n in part) == Counter(range(len(rows)))
     for part in parts:
-        once = sum(map(len, {prompts[n] for n in part}))
-        size = once + len(part) * max(replies[n] for n in part)
+        size = len(part) * max(len(episodes[n].token_ids) for n in part)
+        if shared:
+            once = sum(map(len, {prompts[n] for n in part}))
+            size = once + len(part) * max(replies[n] for n in part)
         assert len(part) == 1 or size <= budget
 
 
@@ -281,18 +274,6 @@ def test_cutting_into_micro_batches_changes_nothing(load, loss):
         assert told_too == pytest.approx(told, rel=1e-3, abs=1e-5)
 
 
-def test_the_end_of_turn_token_is_trained(load):
-    policy = load("qwen3", 4, awake=True)
-    ids = [20, 30, 40, policy.tokenizer.eos_token_id]
-    before = logprobs_now(policy, ids)[-1]
-    episode = Episode(0, 0, ids, [False, False, False, True], [0.0, 0.0, 0.0, before], reward=1.0)
-    episode.stop_reason = "done"
-    optimizer = torch.optim.SGD(policy.trainable().values(), lr=1e-3)
-    stats = run(policy, [[episode]], "grpo", optimizer, baseline="none")
-    assert stats["trained_tokens"] == stats["stop_trained"] == 1
-    assert logprobs_now(policy, ids)[-1] > before
-
-
 @pytest.mark.parametrize("lora_rank, temperature", [(4, 1.0), (0, 0.7)])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_kl_term_is_k3(load, loss, lora_rank, temperature):
@@ -303,8 +284,7 @@ def test_the_kl_term_is_k3(load, loss, lora_rank, temperature):
     groups = make_groups(policy, [[1.0, 0.0, 0.5], [0.5, 0.5, 0.5]], temperature)
     before = snapshot(policy)
     stats = run(policy, groups, loss, **options)
-    after = snapshot(policy)
-    assert all(torch.equal(p, before[name]) for name, p in after.items())  # the reference has left
+    torch.testing.assert_close(snapshot(policy), before, rtol=0, atol=0)  # the reference has left
     check_gradient(policy, groups, loss, stats["loss"], **options)
     if loss == "dapo":  # which weighs all tokens alike: what is logged is the mean of k3
         alone = run(policy, groups, loss, temperature=temperature)["loss"]
@@ -512,33 +492,3 @@ def test_a_process_reward_is_an_advantage_per_token(load, monkeypatch):
         number = itertools.count()
         factors[id(e)] = [next(number) % 2 if s else 0 for s in e.sampled]
     check_gradient(policy, groups, "reinforce", factors=factors)
-
-
-def advantages_by_teacher(policy, teacher, groups, cfg) -> list[list[torch.Tensor]]:
-    """log p_teacher - log p_policy of every sampled token: distillation on its own samples."""
-    out = []
-    for group in groups:
-        batch = collate(group, policy.tokenizer.pad_token_id, policy.device)
-        with torch.no_grad():
-            better = grpo.forward(teacher, batch, cfg).logprobs - batch.behaviour  # [M]
-        out.append(better.split([e.reply_tokens for e in group]))
-    return out
-
-
-def test_a_teacher_pulls_the_policy_towards_itself(load):
-    """What the teacher likes becomes likelier: sum(advantage * log-prob) rises."""
-    teacher, policy = load("qwen3", 0), load("qwen3", 4, awake=True)
-    groups = make_groups(policy, [[0.0] * 4] * 2, noise=0.0)
-    cfg = replace(FLAGS, loss="reinforce")
-    advantages = advantages_by_teacher(policy, teacher, groups, cfg)
-
-    def gain() -> float:
-        batch = collate(sum(groups, []), policy.tokenizer.pad_token_id, policy.device)
-        with torch.no_grad():
-            now = grpo.forward(policy, batch, cfg).logprobs  # [M]
-        return float(now @ torch.cat(sum(map(list, advantages), [])))
-
-    before = gain()
-    optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.01)
-    grpo.update(policy, optimizer, groups, advantages, cfg)
-    assert gain() > before

@@ -16,7 +16,6 @@ from evaluate import HELD_OUT_SEEDS
 from helpers import write_lines as write
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
-ROOT = Path(__file__).resolve().parents[1]
 RANGES = {"training": TRAIN_SEEDS, "development": DEV_SEEDS, "held-out": HELD_OUT_SEEDS}
 FAILED = {"reward": 0, "exact": 0, "format": 1, "found": 0, "scorer_failed": 1}
 
@@ -24,10 +23,6 @@ FAILED = {"reward": 0, "exact": 0, "format": 1, "found": 0, "scorer_failed": 1}
 def sums(n: int, first: int = 0) -> list[dict]:
     numbers = range(first, first + n)
     return [{"question": f"{a} + {a}?", "answer": f"twice {a} #### {2 * a}"} for a in numbers]
-
-
-def all_answer(answer: str) -> list[dict]:
-    return [{"prompt": f"{i}?", "answer": answer} for i in range(30)]
 
 
 def env_of(file: Path, options: str = "", think: bool = True) -> known.Known:
@@ -73,9 +68,6 @@ def test_gsm8k_works_as_it_is_downloaded(tmp_path):
         assert env.score()["found"] == found and env.score()["exact"] == 0, reply
 
 
-GOOD = b'{"question": "1 + 1?", "answer": 2}'
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -97,7 +89,8 @@ GOOD = b'{"question": "1 + 1?", "answer": 2}'
 )
 def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line):
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n\n" + line + b"\n")
+    good = b'{"question": "1 + 1?", "answer": 2}'
+    file.write_bytes(b"\xef\xbb\xbf" + good + b"\r\n\n" + line + b"\n")
     with pytest.raises(ValueError, match=f"{file}, line 3: {known.A_ROW} ") as told:
         refusals.check(settings.Config(env=f"jsonl:{file}"))
     assert "\n" not in str(told.value) and len(str(told.value)) < 500
@@ -245,7 +238,8 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
     ],
 )
 def test_scorers(tmp_path, scorer, right, earns, not_):
-    env = env_of(write(tmp_path / "rows.jsonl", all_answer(right)), f",scorer={scorer}")
+    rows = [{"prompt": f"{i}?", "answer": right} for i in range(30)]
+    env = env_of(write(tmp_path / "rows.jsonl", rows), f",scorer={scorer}")
     env.reset(0)
     assert [scored(env, x)["exact"] for x in earns] == [1] * len(earns)
     assert [scored(env, x)["reward"] for x in not_] == [0] * len(not_)
@@ -331,12 +325,14 @@ def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path, code):
 
 
 def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
-    tiny = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2"
-    tiny += " --eval-n 4 --max-tokens 16 --threads 1 --no-wandb --name run --runs"
+    tiny = (
+        "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 4 "
+        "--max-tokens 16 --threads 1 --no-wandb --name run --runs"
+    )
     env, run = f"jsonl:{write(tmp_path / 'rows.jsonl', sums(30))}", str(tmp_path / "run")
 
     def call(*words: str):
-        return warm.run(["train.py", *words], ROOT, {"OMP_NUM_THREADS": "1"}, pictures=False)
+        return warm.run(["train.py", *words], pictures=False)
 
     done = call("--env", env, *tiny.split(), str(tmp_path))
     assert done.returncode == 0 and "rows to train on" in done.stdout, done.stderr[-800:]
@@ -356,9 +352,11 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
 
 
 SUMS = ["6*(98 - 54) - 34", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x)", "(x + 1)**12"]
-NO_SUMS = ["9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"]
-NO_SUMS += ["lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)", "sin(*x)"]
-NO_SUMS += ["sin(1, a=__import__('os'))", "(" * 500, "1," * 9, "1+" * 5000 + "1"]
+NO_SUMS = [
+    *("9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"),
+    *("lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)", "sin(*x)"),
+    *("sin(1, a=__import__('os'))", "(" * 500, "1," * 9, "1+" * 5000 + "1"),
+]
 DATA = ["[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"]
 NO_DATA = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
 

@@ -67,8 +67,9 @@ def page(chromium):
 
 def call(page, code: str, *arguments):
     """What an async function of the page returns."""
-    body = f"const a = [...arguments], go = a.pop(); (async () => {{ {HELP} {code} }})()"
-    body += ".then(go, e => go({failed: String(e.stack)}));"
+    body = f"""
+      const a = [...arguments], go = a.pop();
+      (async () => {{ {HELP} {code} }})().then(go, (e) => go({{failed: String(e.stack)}}));"""
     found = page.execute_async_script(body, *arguments)
     assert not (isinstance(found, dict) and "failed" in found), found
     return found
@@ -251,16 +252,6 @@ def test_a_step_is_that_of_grpo_update(page, policy):
 
 
 # ------------------------------------------------------------------------------- for a person
-def text_of(page, selector: str) -> str:
-    return page.execute_script("return document.querySelector(arguments[0]).textContent", selector)
-
-
-def keys(page, *some: str) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    ActionChains(page, duration=0).send_keys(*some).perform()
-
-
 def ask(page, text: str, letters: str) -> None:
     """Type a question, and wait for the answer."""
     done = "return document.querySelector('#reply').dataset.done"
@@ -281,22 +272,24 @@ def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
 
     browser.open_page(chromium, live.PAGE / "index.html")
     chromium.execute_script("document.querySelector('#slider').focus()")
-    keys(chromium, Keys.END)
+    browser.press(chromium, Keys.END)
     browser.wait(
         chromium, "return document.querySelector('#reply').dataset.done === stops.at(-1).name"
     )
-    assert text_of(chromium, "#moment") == "after update 150 of 150"
-    assert text_of(chromium, "#verdict").startswith("Exactly right. It spells it out.")
+    assert browser.text(chromium, "#moment") == "after update 150 of 150"
+    assert browser.text(chromium, "#verdict").startswith("Exactly right. It spells it out.")
     last = RUN["stops"][-1]
     ends = f"[{100 * last['low']:.1f}, {100 * last['high']:.1f}]"
-    assert text_of(chromium, "#exact") == f"{last['exact']:.1%} {ends}"
+    assert browser.text(chromium, "#exact") == f"{last['exact']:.1%} {ends}"
     chromium.find_elements("css selector", ".token")[0].click()
-    assert text_of(chromium, "#token").startswith("Token 1: <think> has probability 99.9")
+    assert browser.text(chromium, "#token").startswith("Token 1: <think> has probability 99.9")
     ask(chromium, HOSTILE, '<>"a')  # what a person types stays text
-    code = "reply.clear(); for (const id of tokens.encode(arguments[0]))"
-    code += " reply.push({ id, logp: -1, others: [] }); reply.choose(0)"
+    code = """
+      reply.clear();
+      for (const id of tokens.encode(arguments[0])) reply.push({ id, logp: -1, others: [] });
+      reply.choose(0);"""
     chromium.execute_script(code, HOSTILE)
-    assert "<" in text_of(chromium, "#verdict") and text_of(chromium, "#reply") == HOSTILE
+    assert "<" in browser.text(chromium, "#verdict") and browser.text(chromium, "#reply") == HOSTILE
     hacked = "return [window.hacked ?? null, document.images.length]"
     assert chromium.execute_script(hacked) == [None, 0] and chromium.get_log("browser") == []
 
@@ -304,21 +297,21 @@ def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
 def test_a_person_is_the_reward_and_can_undo_it(chromium):
     browser.open_page(chromium, live.PAGE / "index.html", width=390)
     ask(chromium, "abacab", "abc")  # a short question, for short replies
-    do = lambda code: chromium.execute_script(code)
-    click = lambda selector: do(f"document.querySelector('{selector}').click()")
+    do = lambda code: browser.js(chromium, code)
+    click = lambda selector: do(f"one('{selector}').click()")
     until = lambda code: browser.wait(chromium, f"return !busy && {code}")
     click("#draw")
     until("group?.replies")
     do("group.cards.forEach((card) => { if (card.good) card.button.click(); })")  # nothing is good
     assert do("return one('#step').disabled")
-    assert "there is nothing to learn" in text_of(chromium, "#signal")
+    assert "there is nothing to learn" in browser.text(chromium, "#signal")
     click(".card .thumb")
     advantages = do("return group.cards.map((card) => card.advantage.textContent)")
     # (1 - 1/8) and (0 - 1/8), over the deviation
     assert advantages == ["advantage +2.65"] + ["advantage -0.38"] * 7
     click("#step")
     until("history.length === 2")
-    cells = do("return [...document.querySelectorAll('#steps tbody td')].map((e) => e.textContent)")
+    cells = browser.texts(chromium, "#steps tbody td")
     assert cells[:4] == ["1", "0.13", "0.0000", "1.000"]
     assert float(cells[6]) > 0 > float(cells[7])  # good up, bad down
     click("#undo")

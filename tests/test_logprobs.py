@@ -10,6 +10,7 @@ from fast import logprobs
 from fast.logprobs import token_logprobs
 from helpers import random_rows
 from policy import plain_logprobs
+from steps import assert_close, gradients, naive_logprobs
 
 
 def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
@@ -20,28 +21,19 @@ def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
     return torch.rand(n, t, generator=torch.Generator().manual_seed(3)) < 0.4  # "some"
 
 
-@pytest.fixture
-def assert_naive(naive_logprobs, gradients, assert_close):
-    """assert_naive(policy, ids, mask, lengths, found): as found for each row alone, at its length.
-
-    Log-probs and their gradients.
-    """
-
-    def check(policy, ids, mask, lengths: list[int], found, temperature: float = 0.7) -> None:
-        rng = torch.Generator().manual_seed(1)
-        pull = torch.randn(int(mask.sum()), generator=rng)  # [M], another weight per token
-        (pull * found).sum().backward()
-        ours = gradients(policy)
-        policy.model.zero_grad()
-        rows = [
-            naive_logprobs(policy, row[:n].tolist(), temperature) for row, n in zip(ids, lengths)
-        ]
-        expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M]
-        (pull * expected).sum().backward()
-        assert (found - expected).abs().max() < 1e-4
-        assert_close(ours, gradients(policy))
-
-    return check
+def assert_naive(policy, ids, mask, lengths: list[int], found, temperature: float = 0.7) -> None:
+    """Log-probs as found for each row alone, at its length; and their gradients."""
+    rng = torch.Generator().manual_seed(1)
+    pull = torch.randn(int(mask.sum()), generator=rng)  # [M], another weight per token
+    policy.model.zero_grad()
+    (pull * found).sum().backward()
+    ours = gradients(policy)
+    policy.model.zero_grad()
+    rows = [naive_logprobs(policy, row[:n].tolist(), temperature) for row, n in zip(ids, lengths)]
+    expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M]
+    (pull * expected).sum().backward()
+    assert (found - expected).abs().max() < 1e-4
+    assert_close(ours, gradients(policy))
 
 
 @pytest.mark.parametrize(
@@ -57,24 +49,31 @@ def assert_naive(naive_logprobs, gradients, assert_close):
         ("qwen2", 4, 4, 1.0, "some"),
         ("gemma2", 4, 4, 0.7, "some"),  # soft-capped logits
         ("gpt2", 0, 4, 0.7, "some"),  # another name for its layers
+        ("llama_bias", 0, 4, 1.0, "some"),
+        ("llama_dynamic", 0, 4, 0.7, "some"),
+        ("qwen2_window", 0, 4, 1.0, "some"),
+        ("mistral_window", 4, 4, 0.7, "some"),
+        ("granite", 4, 4, 0.7, "some"),
+        ("lfm2", 0, 4, 1.0, "some"),
     ],
 )
-def test_token_logprobs_are_those_of_a_naive_forward(
-    load, assert_naive, monkeypatch, kind, lora_rank, chunk, temperature, which
+@pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])
+def test_logprobs_of_both_ways_are_those_of_a_naive_forward(
+    load, monkeypatch, how, kind, lora_rank, chunk, temperature, which
 ):
     monkeypatch.setattr(logprobs, "FEWEST", chunk)
     monkeypatch.setattr(logprobs, "LOGITS", 0)
     policy = load(kind, lora_rank, awake=True)
     ids = random_rows(3, 12)  # [3, 12]
     mask = mask_of(which, 3, 11)  # [3, 11]
-    found, entropies = token_logprobs(policy, ids, mask, temperature)
+    found, entropies = how(policy, ids, mask, temperature)
     assert found.dtype == torch.float32 and found.shape == entropies.shape == (int(mask.sum()),)
     assert_naive(policy, ids, mask, [12] * 3, found, temperature)
     with torch.no_grad():
         logits = policy.model(input_ids=ids).logits[:, :-1].float()
     full = torch.log_softmax(logits / temperature, -1)  # [3, 11, V]
     assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
-    assert not entropies.requires_grad
+    assert entropies.requires_grad == (how is plain_logprobs)  # a bonus for entropy needs that way
 
 
 def four_prompts() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -109,7 +108,7 @@ def four_prompts() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     ],
 )
 def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
-    load, assert_naive, monkeypatch, kind, lora_rank, piece
+    load, monkeypatch, kind, lora_rank, piece
 ):
     monkeypatch.setattr(logprobs, "PIECE", piece)
     policy = load(kind, lora_rank, awake=True)
@@ -123,39 +122,12 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     found = token_logprobs(policy, ids, mask, 0.7)[0]
     hook.remove()
     assert_naive(policy, ids, mask, lengths, found)
+    assert_naive(policy, ids, mask, lengths, plain_logprobs(policy, ids, mask, 0.7)[0])
     if kind == "gemma2":  # sliding windows: whole rows
         assert sum(n for n, _ in seen) == 9
     else:  # two prompts of one length run together where they fit
         nine = [(2, 9)] if piece == 1024 else [(1, 9), (1, 9)]
         assert [shape for shape in seen if shape in ((2, 9), (1, 9), (1, 14))] == [*nine, (1, 14)]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize(
-    "kind, lora_rank",
-    [
-        ("qwen3", 4), ("qwen3", 0), ("pico", 4), ("llama", 0), ("llama_bias", 0),
-        ("llama_dynamic", 0), ("qwen2", 4), ("qwen2_window", 0), ("mistral_window", 4),
-        ("gemma2", 4), ("gpt2", 0), ("granite", 4), ("lfm2", 0),
-    ],
-)  # fmt: skip
-def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_rank, temperature):
-    policy = load(kind, lora_rank, awake=True)
-    ids, mask, _ = four_prompts()
-    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
-    found = {}
-    for how in (plain_logprobs, token_logprobs):
-        logprobs, entropies = how(policy, ids, mask, temperature)
-        (pull * logprobs).sum().backward()
-        found[how] = logprobs.detach(), entropies.detach(), gradients(policy)
-        policy.model.zero_grad()
-    plain, plain_entropies, plain_gradients = found[plain_logprobs]
-    fast, fast_entropies, fast_gradients = found[token_logprobs]
-    assert plain.shape == fast.shape == plain_entropies.shape == pull.shape
-    assert plain.dtype == plain_entropies.dtype == torch.float32
-    assert (plain - fast).abs().max() < 1e-4
-    assert (plain_entropies - fast_entropies).abs().max() < 1e-3
-    assert_close(plain_gradients, fast_gradients)
 
 
 @pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])

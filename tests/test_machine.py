@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +23,7 @@ from bookkeeping.records import lines
 from fast import machine
 from fast.machine import Hung
 from settings import Config
-
-ROOT = Path(__file__).resolve().parent.parent
+from warm import ROOT
 
 # A Python like that of Windows. psutil comes first, because its half for Linux needs `resource`; a
 # run calls it as on Windows.

@@ -6,10 +6,10 @@ import json
 import os
 import platform
 import re
-from pathlib import Path
 
-HOME = Path(__file__).resolve().parents[1] / "docs"
-PAGE = json.loads((HOME / "first_run.ipynb").read_text())
+from warm import ROOT
+
+PAGE = json.loads((ROOT / "docs" / "first_run.ipynb").read_text())
 CODE = [cell for cell in PAGE["cells"] if cell["cell_type"] == "code"]
 
 

@@ -4,9 +4,7 @@ stops the server. `make test-all` gives it a .venv-openenv of its own; without o
 skipped."""
 
 import json
-import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -26,8 +24,8 @@ from bookkeeping import refusals
 from env_swarm import Swarm
 from settings import DEV_SEEDS
 from swarm.tools import TOOLS, schemas, write_call
+from warm import ENV, ROOT, free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 PASS = {"type": "call_tool", "tool_name": "pass_turn", "arguments": {}}
 # Calls that no honest player makes: unknown tools, wrong arguments, numbers that are none, control
 # tokens, half characters.
@@ -48,12 +46,9 @@ WRONG = [
 @pytest.fixture(scope="module")
 def url():
     """The server as people start it, in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-m", "bridges.openenv_swarm", "--port", port, "--sessions", "4"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, cwd=ROOT, env=env)
+    server = subprocess.Popen(command, cwd=ROOT, env=ENV)
     address, health = f"http://127.0.0.1:{port}", None
     while health is None and server.poll() is None:
         with suppress(httpx.TransportError):

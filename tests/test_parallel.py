@@ -20,10 +20,8 @@ import torch
 import warm
 from bookkeeping.records import lines
 from fast import parallel
+from warm import ENV, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples", "6", "--eval-n", "6", "--num-tasks", "3", "--k", "4",
        "--max-tokens", "200", "--lr", "1e-3", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1",
        "--save-every", "1", "--no-eval-other-tiers"]  # fmt: skip
@@ -32,8 +30,8 @@ RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples
 def call(processes: int, *words) -> subprocess.CompletedProcess:
     """A script and its flags in one process, or in several ranks."""
     if processes == 1:
-        return warm.run([*words], ROOT, ENV, timeout=600, pictures=False)
-    return warm.ranks(processes, [*words], ROOT, ENV, timeout=600)
+        return warm.run([*words], timeout=600, pictures=False)
+    return warm.ranks(processes, [*words], timeout=600)
 
 
 def drop_seconds(line: dict) -> dict:
@@ -128,8 +126,9 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_with_more_than_there_are
 
 def test_ctrl_c_stops_all_of_them_at_the_same_update_and_leaves_nobody_behind(tmp_path):
     """And the processes that sample ahead for them."""
-    many = [*RUN, "--updates", "500", "--async-rollouts", "1"]
-    command = [*TORCHRUN, "train.py", *many, "--runs", str(tmp_path), "--name", "stopped"]
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 train.py".split()
+    many = ["--updates", "500", "--async-rollouts", "1", "--runs", str(tmp_path)]
+    command = [sys.executable, *torchrun, *RUN, *many, "--name", "stopped"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=ROOT, env=ENV, start_new_session=True, **pipes)
     metrics = tmp_path / "stopped" / "metrics.jsonl"

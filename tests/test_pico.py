@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,8 +27,8 @@ from fast.sampler import TorchSampler
 from policy import PICO, encode, load_policy, render
 from rollout import play
 from steps import stir
+from warm import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 NEW_ENV = lambda: env_letters.Letters(
     difficulty=6, reward_kind="binary", think=True, style="states"
 )
@@ -68,12 +67,11 @@ def as_pico(e) -> pico.Episode:
 
 
 def test_it_needs_torch_alone_and_names_files_that_are_there():
-    text = (ROOT / "pico.py").read_text()
-    nodes = list(ast.walk(ast.parse(text, feature_version=(3, 10))))
+    nodes = list(ast.walk(ast.parse(CODE, feature_version=(3, 10))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in names} <= {"torch", *sys.stdlib_module_names}
-    assert all((ROOT / name).exists() for name in re.findall(r"[\w/]+\.(?:py|md)", text))
+    assert all((ROOT / name).exists() for name in re.findall(r"[\w/]+\.(?:py|md)", CODE))
 
 
 def test_its_numbers_are_those_of_the_model_and_of_the_settings():
@@ -85,11 +83,10 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
     cfg = settings.Config()
     refusals.check(cfg)
     settings.fill(cfg, settings.by_size(0.9e6, "letters"))
-    same = {name: name.upper() for name in "sft_steps sft_batch sft_lr k max_tokens lr".split()}
-    same |= {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS"}
-    same |= {"warmup": "WARMUP", "lr_end": "LR_END"}
-    for name, ours in same.items():
-        assert getattr(cfg, name) == getattr(pico, ours), name
+    called = {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS"}
+    alike = "sft_steps sft_batch sft_lr k max_tokens lr warmup lr_end".split()
+    for name in (*called, *alike):
+        assert getattr(cfg, name) == getattr(pico, called.get(name, name.upper())), name
     assert (cfg.sft_examples, cfg.eval_n) == (len(pico.SFT_SEEDS), len(pico.DEV))
     assert list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.DEV[0] == settings.DEV_SEEDS
     assert grpo.CLIP["grpo"] == (pico.CLIP, pico.CLIP) and grpo.MAX_GRAD_NORM == pico.MAX_NORM
@@ -117,11 +114,16 @@ def test_any_reply_gets_the_books_reward_and_is_seen_as_the_books_habit():
         task = env_letters.make_task(random.Random(seed), 6)
         right = [env_letters.write_reply(task, style) for style in env_letters.STYLES]
         answer, first = json.dumps(counts), next(iter(counts))
-        inside = [answer[:-1] + f', "{first}": {counts[first]}}}', json.dumps([*counts.items()])]
-        inside += [answer.replace("1", "true"), answer.replace("1", "1.0"), "[" * 5000, "7", "{}"]
-        wrong = [f"<answer>{text}</answer>" for text in [*inside, f"{' ' * 900}{answer}\u2003"]]
-        wrong += ["", answer, f"<answer>{answer}", f"</answer><answer>{answer}", right[0] * 2]
-        wrong += [right[0] + "<think>", f"<think>{right[0]}</think>", right[2][:-30]]
+        inside = [
+            *(answer[:-1] + f', "{first}": {counts[first]}}}', json.dumps([*counts.items()])),
+            *(answer.replace("1", "true"), answer.replace("1", "1.0"), "[" * 5000, "7", "{}"),
+            f"{' ' * 900}{answer}\u2003",
+        ]
+        wrong = [
+            *(f"<answer>{text}</answer>" for text in inside),
+            *("", answer, f"<answer>{answer}", f"</answer><answer>{answer}", right[0] * 2),
+            *(right[0] + "<think>", f"<think>{right[0]}</think>", right[2][:-30]),
+        ]
         places = [(reply, rng.randrange(len(reply))) for reply in right * 10]
         broken = [reply[:i] + rng.choice('09 ,:"{}<>az') + reply[i + 1 :] for reply, i in places]
         for reply in [*right, *wrong, *broken]:
@@ -205,10 +207,14 @@ def test_whatever_the_seed_it_trains_on_tasks_of_neither_sft_nor_evaluation(monk
 def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     """From one start, without SFT: rewards equal one by one, and then the adapters."""
     warm.draw_nothing(monkeypatch)
-    small = {"TASKS": 2, "K": 4, "MAX_TOKENS": 160, "SFT_STEPS": 0, "LR": 3e-3}
-    small |= {"SFT_SEEDS": pico.SFT_SEEDS[:1], "DEV": pico.DEV[:2]}
-    flags = {"updates": 5, "num_tasks": 2, "k": 4, "max_tokens": 160, "sft_steps": 0, "lr": 3e-3}
-    flags |= {"eval_n": 2, "eval_other_tiers": False, "wandb": False, "seed": 1, "difficulty": 6}
+    small = {
+        **{"TASKS": 2, "K": 4, "MAX_TOKENS": 160, "SFT_STEPS": 0, "LR": 3e-3},
+        **{"SFT_SEEDS": pico.SFT_SEEDS[:1], "DEV": pico.DEV[:2]},
+    }
+    flags = {
+        **{"updates": 5, "num_tasks": 2, "k": 4, "max_tokens": 160, "sft_steps": 0, "lr": 3e-3},
+        **{"eval_n": 2, "eval_other_tiers": False, "wandb": False, "seed": 1, "difficulty": 6},
+    }
     cfg = settings.Config(runs=str(tmp_path), name="book", **flags)
     refusals.check(cfg)
     book, ours, adapters = [], [], []  # adapters: of the book, before the first update and after
@@ -257,8 +263,7 @@ pico.main(seed=0, updates=1000)
 
 def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     """With small numbers at its top."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = warm.Run(["-c", SMALL], ROOT, env, tmp_path, pictures=False)
+    run = warm.Run(["-c", SMALL], tmp_path, pictures=False)
     while not (run.said[0].exists() and "update   2" in run.said[0].read_text()):
         assert run.process.exitcode is None, run.said[1].read_text()
         time.sleep(0.02)
@@ -267,3 +272,23 @@ def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     assert done.returncode == 0 and done.stderr == ""
     assert re.search(r"stopped early.*\nafter GRPO +exact .* n = 2", done.stdout)
     assert "updates" in done.stdout.splitlines()[-1]  # the curve
+
+
+# ----------------------------------------------------------------- docs/pico.md, kept by hand
+
+PAGE, CODE = (ROOT / "docs" / "pico.md").read_text(), (ROOT / "pico.py").read_text()
+
+
+def test_its_page_is_the_file_line_for_line():
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M)
+    lines = [line for block in blocks for line in block.splitlines() if line]
+    assert lines == [line for line in CODE.splitlines() if line]
+
+
+def test_the_line_numbers_of_its_page_are_those_of_the_file():
+    lines = CODE.splitlines()
+    for first, last, rows in re.findall(r"^── lines (\d+) to (\d+).*\n([^`]*)", PAGE, re.M):
+        numbers = [int(n) for n in re.findall(r"^(\d+)  ", rows, re.M)]
+        assert all(int(first) <= number <= int(last) for number in numbers)
+        for number, name in re.findall(r"^(\d+)  (\w+)(?= {2,}\[)", rows, re.M):
+            assert re.search(rf"\b{name}\b|return ", lines[int(number) - 1])

@@ -2,16 +2,17 @@
 kept to read, links that are not followed."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import metrics
+import warm
 from bookkeeping import records
 from bookkeeping import run as run_records
 from bookkeeping.folder import claim, make_folder, mend, trim
@@ -19,22 +20,14 @@ from bookkeeping.records import append, thin, write_lines
 from bookkeeping.run import State
 from settings import Config
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def starts(code: str) -> subprocess.Popen:
-    """A Python that runs this code."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes)
-
-
 # -------------------------------------------------------------------------------------- one writer
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
     claims = f"from bookkeeping.folder import claim; lock = claim(Path({str(tmp_path)!r}))"
     code = f"from pathlib import Path; {claims}; print('mine', flush=True); input()"
-    with starts(code) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=warm.ROOT, **pipes) as other:
         assert other.stdout.readline() == "mine\n"
         with pytest.raises(SystemExit) as error:
             claim(tmp_path)
@@ -51,28 +44,15 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
 # ------------------------------------------------------------------------------------------- lines
 
 
-def read(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):
     log, late = tmp_path / "evals.jsonl", {"update": 2, "stage": "final"}
     # what was evaluated later stays with its checkpoint
     kept = [{"update": 1}, {"update": 2, "stage": "eval_only"}]
     write_lines(log, [*kept, late, {"update": 3}])
     trim(tmp_path, 2)
-    assert read(log) == kept
+    assert records.lines(log) == kept
     trim(tmp_path, -1)  # killed before SFT was done
     assert log.read_text() == ""
-
-
-@pytest.mark.parametrize("text", ["", '{"upd', '{"update": 1}\n', '{"update": 1}\n{"update": 2'])
-def test_a_last_line_that_was_cut_is_dropped_before_more_is_written(tmp_path, text):
-    (tmp_path / "evals.jsonl").write_text(text)
-    mend(tmp_path)
-    append(tmp_path / "evals.jsonl", {"update": 9})
-    kept = [1, 9] if "\n" in text else [9]
-    assert [line["update"] for line in read(tmp_path / "evals.jsonl")] == kept
 
 
 def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_path):
@@ -80,11 +60,11 @@ def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_p
     write_lines(path, [{"update": n // 2, "text": "x" * 1000} for n in range(200)])
     thin(path, 50_000)
     assert path.stat().st_size <= 50_000
-    updates = [line["update"] for line in read(path)]
+    updates = [line["update"] for line in records.lines(path)]
     assert updates == sorted(updates) and updates[0] == 0 and updates[-1] == 99
     assert all(updates.count(u) == 2 for u in updates)  # an update is kept whole or not at all
     thin(path, 10)  # the first and the last cannot go
-    assert {line["update"] for line in read(path)} == {0, 99}
+    assert {line["update"] for line in records.lines(path)} == {0, 99}
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
@@ -102,6 +82,36 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
 
 
 # ------------------------------------------------------------------------- a run while it goes on
+
+
+OPEN_WANDB = """
+import json, sys
+from pathlib import Path
+from bookkeeping.run import open_wandb
+from settings import Config
+run = open_wandb(Config(updates=int(sys.argv[2])), Path(sys.argv[1]))
+told = run.id, run.name, run.project, run.entity, run.notes, *run.tags, run.config["updates"]
+run.finish()
+print(json.dumps(told))
+"""
+
+
+def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
+    """By the real client. Nobody is asked, and the environment has its say."""
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("WANDB")},
+        **{"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")},  # nobody is logged in here
+        **{"WANDB_PROJECT": "ours", "WANDB_ENTITY": "us", "WANDB_TAGS": "a,b"},
+        **{"WANDB_NOTES": "why", "WANDB_RUN_ID": "of-a-sweep"},
+    }
+    (tmp_path / "w").mkdir()
+    for updates in (1, 2):
+        done = warm.run(["-c", OPEN_WANDB, tmp_path / "w", updates], env)
+        assert "wandb sync" in done.stdout, done.stderr[-2000:]
+        told = json.loads(done.stdout.splitlines()[-1])
+        assert told == ["of-a-sweep", "w", "ours", "us", "why", "a", "b", updates]
+        env.pop("WANDB_RUN_ID", None)  # the folder keeps it
+    assert not (tmp_path / ".local").exists()  # what is to be uploaded is in the run folder
 
 
 def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):

@@ -56,9 +56,8 @@ def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path)
     ],
 )
 def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, after):
-    flags = {"env": "swarm", "loss": "gspo", "k": 4, "think": False, "set": ["version=0.1"]}
-    flags |= {"until_converged": True, "max_updates": 500, "threads": 2, "engine": "torch"}
-    saved(tmp_path, **flags)
+    how = {"until_converged": True, "max_updates": 500, "threads": 2, "engine": "torch"}
+    saved(tmp_path, env="swarm", loss="gspo", k=4, think=False, set=["version=0.1"], **how)
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     if isinstance(after, str):
         with pytest.raises(SystemExit, match=f"^{after}"):
@@ -85,7 +84,6 @@ def test_flags_that_change_nothing_are_named(capsys, words, told):
 
 # -------------------------------------------------------------------------------------- refusals
 
-TWO_CLASSES = "class One:\n    pass\n\nclass Two(One):\n    pass\n"
 REFUSED = [  # (flags, what is said)
     ({"num_tasks": 0}, "--num-tasks 0: must be at least 1"),
     ({"warmup": -3}, "--warmup -3: must be at least 0"),
@@ -145,7 +143,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
     """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
-    (tmp_path / "two.py").write_text(TWO_CLASSES)
+    (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
     heard = []
     for flags, told in REFUSED:
         with pytest.raises(ValueError) as error:

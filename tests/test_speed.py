@@ -5,11 +5,10 @@ from importlib import metadata
 
 from lab import speed
 
-TINY = dict(tasks=2, k=2, reply=4, rounds=1, threads=1)
-
 
 def test_every_installed_side_gives_tokens_seconds_and_memory(tmp_path, capsys):
-    setup = speed.Setup(**TINY, out=str(tmp_path / "speed.json"))
+    out = str(tmp_path / "speed.json")
+    setup = speed.Setup(tasks=2, k=2, reply=4, rounds=1, threads=1, out=out)
     (tmp_path / "speed.json").write_text('{"arms": {"another": {}}}')
     speed.main(setup)
     arms = json.loads((tmp_path / "speed.json").read_text())["arms"]

@@ -31,11 +31,11 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
 
     def run(words, cwd, check):
         said.append(words)
-        assert warm.run(words[1:], cwd, pictures=False).returncode == 0
+        assert warm.run(words[1:], pictures=False).returncode == 0
 
     monkeypatch.setattr(study.subprocess, "run", run)  # without the seconds to import torch anew
-    table = {"flags": TINY, "seeds": 1, "measures": ["reward", "exact"]}
-    table |= {"worlds": WORLDS, "arms": ARMS}
+    measures = ["reward", "exact"]
+    table = {"flags": TINY, "seeds": 1, "measures": measures, "worlds": WORLDS, "arms": ARMS}
     one = Table("tiny", table, tmp_path / "runs", tmp_path)
     for arm in ARMS:
         one.grow(arm, seeds=9)
@@ -57,9 +57,8 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
     assert one.kept("swept")["swept"] == swept["swept"]
 
 
-@pytest.fixture
-def made_up(tmp_path, monkeypatch):
-    """A study whose runs are made up: "b" is best on development tasks, and worst on held-out."""
+def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, monkeypatch):
+    """Runs that are made up: "b" is best on development tasks, and worst on held-out."""
 
     def train(flags, folder, threads):
         right = {"a": 1, "b": 3, "c": 3}[folder.name.split("-")[1]]
@@ -75,10 +74,7 @@ def made_up(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "play_world", held)
     arms = {"swept": {"what": "swept", "sweep": ["--a", "--b", "--c"]}}
     table = {"flags": "--env letters", "seeds": 3, "measures": ["exact"], "arms": arms}
-    return Table("made", table | {"worlds": {"tier 6": ""}}, tmp_path / "runs", tmp_path)
-
-
-def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(made_up):
+    made_up = Table("made", table | {"worlds": {"tier 6": ""}}, tmp_path / "runs", tmp_path)
     made_up.grow("swept", 2)
     arm = made_up.kept("swept")
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
@@ -109,11 +105,16 @@ def test_every_arm_can_be_run_and_the_results_say_what_was_planned(name):
 
 
 # ------------------------------------------------------------------------------- replies begun
-LETTERS = partial(Letters, 6, "binary", True, "states")
 ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, style="states")
 
 
-@pytest.mark.parametrize("make_env, words, size", [(LETTERS, 2, 40), (ALPHABET, 1, 200)])
+@pytest.mark.parametrize(
+    "make_env, words, size",
+    [
+        (partial(Letters, 6, "binary", True, "states"), 2, 40),
+        (ALPHABET, 1, 200),
+    ],
+)
 def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(
     pico, make_env, words, size
 ):

@@ -4,7 +4,6 @@ their own, as a user would start them.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from bookkeeping.records import lines
 from bookkeeping.run import SECONDS
 from settings import DEV_SEEDS
 
-ROOT = Path(__file__).resolve().parent.parent
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 WEIGHTS = "checkpoint/adapter_model.safetensors"
 TINY = (
@@ -31,11 +29,10 @@ TINY = (
     "--eval-every 2 --save-every 1 --max-tokens 24 --difficulty 2 --reward partial --no-wandb"
 ).split()
 ONE_TIER = [*TINY, "--no-eval-other-tiers"]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def run(*flags, pictures: bool = False) -> subprocess.CompletedProcess:
-    return warm.run(["train.py", *flags], ROOT, ENV, pictures=pictures)
+    return warm.run(["train.py", *flags], pictures=pictures)
 
 
 def whole_run(runs: Path, name: str, *flags, pictures: bool = False) -> Path:
@@ -49,7 +46,7 @@ def script(code: str, *flags) -> subprocess.CompletedProcess:
     """train.py with these flags, after this code has run in its process."""
     words = ["train.py", *map(str, flags)]
     text = f"import os, signal, sys, train\nsys.argv = {words!r}\n{code}\ntrain.main()"
-    return warm.run(["-c", text], ROOT, ENV, pictures=False)
+    return warm.run(["-c", text], pictures=False)
 
 
 def read(file: Path) -> dict:
@@ -235,6 +232,7 @@ train.update = update
     ("--loss ppo", "--loss ppo"),
     ("--temperature 0", "--temperature"),
     ("--model no_such_model", "--model no_such_model"),
+    ("--model /no/such/folder", "--model /no/such/folder"),
     ("--model nobody/nothing-here", "--model nobody/nothing-here"),
     ("--resume runs/never-was", "--resume runs/never-was"),
     ("--eval-only runs/never-was", "--eval-only runs/never-was"),
@@ -285,62 +283,13 @@ def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
         assert len(lines(whole_run(tmp_path, loss, *flags) / "metrics.jsonl")) == 2
 
 
-def kept_by_wandb(file: Path) -> list:
-    """The records of a .wandb file, which is a log of LevelDB: pieces in blocks of 32 KiB."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, whole, found = file.read_bytes(), 7, b"", []
-    while at + 7 <= len(data):
-        at += 32768 - at % 32768 if at % 32768 > 32761 else 0
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole in one piece, or the last of several
-            found.append(wandb_internal_pb2.Record.FromString(whole))
-            whole = b""
-    return found
-
-
-def named(record) -> dict:
-    """{name: value} of a record of wandb's history, summary or config."""
-    items = [*record.history.item, *record.summary.update, *record.run.config.update]
-    names = ["/".join(item.nested_key) or item.key for item in items]
-    return dict(zip(names, [json.loads(item.value_json) for item in items]))
-
-
-def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
-    """Read from the files of the real client. Nobody is asked, and the environment has its say."""
-    env = {k: v for k, v in ENV.items() if not k.startswith("WANDB")}
-    env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
-    env |= {"WANDB_PROJECT": "ours", "WANDB_ENTITY": "us", "WANDB_TAGS": "a,b"}
-    env |= {"WANDB_NOTES": "why", "WANDB_RUN_ID": "of-a-sweep"}
-    flags = [f for f in ONE_TIER if f != "--no-wandb"] + ["--updates", "1"]
-    folder = tmp_path / "w"
-    for words in (
-        [*flags, "--runs", tmp_path, "--name", "w"],
-        ["--resume", folder, "--updates", 2],
-    ):
-        done = warm.run(["train.py", *words], ROOT, env, pictures=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert "wandb sync" in done.stdout and "failed" not in done.stdout
-        env.pop("WANDB_RUN_ID", None)  # the folder keeps it
-    summary = read(folder / "summary.json")
-    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
-    for file, last in zip(files, (1, 2), strict=True):
-        kept = kept_by_wandb(file)
-        (run,) = [r for r in kept if r.WhichOneof("record_type") == "run"]
-        told = (run.run.run_id, run.run.project, run.run.entity, run.run.notes, *run.run.tags)
-        assert told == ("of-a-sweep", "ours", "us", "why", "a", "b")
-        assert run.run.resume and run.run.display_name == "w"
-        assert named(run)["updates"] == last
-        rows = [named(r) for r in kept if r.WhichOneof("record_type") == "history"]
-        steps = [(row["_step"], row["update"]) for row in rows]
-        assert steps == [(n, n) for n in ((0, 1) if last == 1 else (2,))]
-        pages = [r.artifact for r in kept if r.artifact.type == "report"]
-        assert [entry.path for page in pages for entry in page.manifest.contents] == ["report.html"]
-        said = [named(r)["eval"] for r in kept if "eval" in named(r)]
-    assert said == [summary["eval"]]
-    assert not (tmp_path / ".local").exists()  # what is to be uploaded is in the run folder
+def test_a_whole_plain_run_is_the_run_of_the_fast_way(whole, tmp_path):
+    plain = whole_run(tmp_path, "plain", *ONE_TIER, "--plain")
+    for fast, slow in zip(lines(whole / LOGS[0]), lines(plain / LOGS[0]), strict=True):
+        # The same tokens.
+        assert fast["reward"] == slow["reward"] and fast["reply_tokens"] == slow["reply_tokens"]
+        for column in ("grad_norm", "entropy", "loss", "mismatch"):
+            assert fast.get(column, 0) == pytest.approx(slow.get(column, 0), abs=1e-3)
 
 
 def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):
@@ -451,14 +400,7 @@ def test_eval_only_sweeps_the_levels(economy):
     levels = [f"{level} v0.2" for level in ("easy", "medium", "hard")]
     assert [e["tasks"] for e in added[6:9]] == levels and len(added) == 12
     assert [e["tasks"] for e in added if e["trained"]] == ["medium v0.2"]
-
-
-def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(economy):
-    line, said = evaluated(economy, "--env", "swarm", "--difficulty", "hard", "--eval-n", 3)
-    assert (line["tasks"], line["trained"], len(line["reward"])) == ("hard v0.2", False, 3)
-    assert "n=3" in said and "payoff" in said
-    done = run("--eval-only", economy, "--lr", "0.5")
-    assert done.returncode == 1 and "--lr" in done.stderr and "Traceback" not in done.stderr
+    assert "n=2" in done.stdout and "payoff" in done.stdout
 
 
 def test_eval_only_gives_the_final_evaluation_again_and_tells_other_rules_apart(whole, tmp_path):
@@ -507,12 +449,6 @@ def ahead(tmp_path_factory) -> Path:
     return runs
 
 
-def sampled(folder: Path, done: int) -> list[tuple]:
-    """What was sampled before update `done`: who said what, and with which log-probs."""
-    kept = [e for e in lines(folder / "episodes.jsonl") if not e["stage"] and e["update"] == done]
-    return [(e["seed"], e["member"], e["messages"], e["logprob"]) for e in kept]
-
-
 @pytest.mark.parametrize("name, ages, importance", [
     ("one", [0, 1, 1], "sequence"), ("two", [0, 1, 2], "token"),
 ])  # fmt: skip
@@ -528,7 +464,8 @@ def test_resume_goes_on_ahead_with_tasks_that_were_not_seen_before(ahead):
     one, longer = (timeless(ahead / name / "metrics.jsonl") for name in ("one", "longer"))
     assert longer[:3] == one and [line["update"] for line in longer] == [1, 2, 3, 4, 5]
     assert [line["off_policy_steps"] for line in longer] == [0, 1, 1, 0, 1]
-    seeds = [{row[0] for row in sampled(ahead / "longer", done)} for done in range(1, 6)]
+    kept = [e for e in lines(ahead / "longer" / "episodes.jsonl") if not e["stage"]]
+    seeds = [{e["seed"] for e in kept if e["update"] == done} for done in range(1, 6)]
     assert len(set.union(*seeds)) == sum(map(len, seeds))
 
 

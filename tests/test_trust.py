@@ -2,13 +2,12 @@
 nothing, stay text, and are refused in one sentence; secrets stay secret."""
 
 import json
-import os
 import pickle
 import re
-import runpy
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,14 +16,15 @@ import pytest
 import torch
 
 import train
+from bookkeeping import report
 from bookkeeping.folder import checksum, find_checkpoint
 from bookkeeping.guard import Guarded
 from bridges import export
 from policy import PICO, load_policy
 from rollout import EnvironmentFailed, render
+from warm import ENV, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROOT = Path(__file__).resolve().parent.parent
 SECRETS = {
     "OPENAI_API_KEY": "sk-proj-4f9c2a7be1d8",
     "HF_TOKEN": "hf_QzXwVtRpNmLkJhGf",
@@ -64,12 +64,10 @@ def said(call) -> str:
     return ""
 
 
-def python(monkeypatch, script: str, *words) -> str:
-    """What `python script words` says when it refuses."""
-    monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
-    if script == "train.py":
-        return said(train.main)
-    return said(lambda: runpy.run_path(str(ROOT / script), run_name="__main__"))
+def python(monkeypatch, *words) -> str:
+    """What `python train.py words` says when it refuses."""
+    monkeypatch.setattr(sys, "argv", [*map(str, words)])
+    return said(train.main)
 
 
 # ------------------------------------------------------------------------------------ model folders
@@ -103,8 +101,10 @@ def load(folder: Path):
 def test_a_models_own_code_never_runs(model, tmp_path):
     marker = tmp_path / "marker"
     remote = {"AutoConfig": "modeling_x.XConfig", "AutoModelForCausalLM": "modeling_x.X"}
-    program = code(marker) + "from transformers import Qwen3Config as XConfig\n"
-    program += "from transformers import Qwen3ForCausalLM as X, PreTrainedTokenizerFast as T\n"
+    program = (
+        f"{code(marker)}from transformers import Qwen3Config as XConfig\n"
+        "from transformers import Qwen3ForCausalLM as X, PreTrainedTokenizerFast as T\n"
+    )
     known = model({"config.json": {"auto_map": remote}, "modeling_x.py": program})
     named = {"auto_map": {"AutoTokenizer": [None, "tokenizer_x.T"]}, "tokenizer_class": "T"}
     tokenizer = model({"tokenizer_config.json": named, "tokenizer_x.py": program})
@@ -124,8 +124,10 @@ def test_a_models_own_code_never_runs(model, tmp_path):
 def test_weights_are_safetensors_or_refused(model, tmp_path):
     marker = tmp_path / "marker"
     name, gone = "model.embed_tokens.weight", {"model.safetensors": None}
-    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(PICO), "task_type": "CAUSAL_LM"}
-    adapter |= {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    adapter = {
+        **{"peft_type": "LORA", "base_model_name_or_path": str(PICO), "task_type": "CAUSAL_LM"},
+        **{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]},
+    }
     index = {"metadata": {"total_size": 1}, "weight_map": {name: "pytorch_model.bin"}}
     for file, files in (
         ("pytorch_model.bin", gone),
@@ -176,9 +178,8 @@ def played(tmp_path_factory) -> SimpleNamespace:
     """A whole run with wandb, by a user with secrets: its folder, the user's home, what it said."""
     base = tmp_path_factory.mktemp("played")
     words = [sys.executable, "train.py", "--name", "letters", *TINY, "--runs", str(base / "runs")]
-    more = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     # A fresh Python: libraries look at HOME while they are imported.
-    env = {**os.environ, **SECRETS, **more, "HOME": str(base)}
+    env = ENV | SECRETS | {"WANDB_MODE": "offline", "HOME": str(base)}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     printed = done.stdout + done.stderr
@@ -188,34 +189,25 @@ def played(tmp_path_factory) -> SimpleNamespace:
 @pytest.fixture
 def run(played, tmp_path) -> Path:
     """A copy of it, to be spoilt."""
-    return copied(played.folder, tmp_path / "run")
+    ignored = shutil.ignore_patterns("wandb")
+    return shutil.copytree(played.folder, tmp_path / "run", ignore=ignored)
 
 
-def copied(folder: Path, to: Path) -> Path:
-    return shutil.copytree(folder, to, ignore=shutil.ignore_patterns("wandb"))
+OTHER = {"state": {0: {"step": torch.zeros(1)}}, "param_groups": []}
+PLANTED = {  # something that is no checkpoint, where tensors will be read
+    "bomb": lambda bomb: torch.save({"state": {}, "param_groups": [bomb]}, "optimizer.pt"),
+    "pickle": lambda bomb: Path("optimizer.pt").write_bytes(pickle.dumps(bomb)),
+    "other": lambda bomb: torch.save(OTHER, "optimizer.pt"),
+    "adapter": lambda bomb: torch.save({"weight": bomb}, "adapter_model.safetensors"),
+}
 
 
-def seal(folder: Path) -> None:
-    """Make the checksum right again, as whoever plants something would."""
-    (folder / "checkpoint" / "checksum").write_text(checksum(folder / "checkpoint"))
-
-
-def plant(run: Path, what: str, marker: Path) -> None:
-    """Put something that is no checkpoint where tensors will be read."""
-    name = "adapter_model.safetensors" if what == "adapter" else "optimizer.pt"
-    bomb, target = {"state": {}, "param_groups": [Bomb(marker)]}, run / "checkpoint" / name
-    if what == "other":
-        torch.save({"state": {0: {"step": torch.zeros(1)}}, "param_groups": []}, target)
-    elif what == "pickle":
-        target.write_bytes(pickle.dumps(Bomb(marker)))
-    else:
-        torch.save(bomb, target)
-
-
-@pytest.mark.parametrize("what", ["bomb", "pickle", "other", "adapter"])
+@pytest.mark.parametrize("what", PLANTED)
 def test_a_checkpoint_is_data(run, tmp_path, monkeypatch, what):
-    plant(run, what, tmp_path / "marker")
-    seal(run)
+    with chdir(run / "checkpoint"):
+        PLANTED[what](Bomb(tmp_path / "marker"))
+    # as whoever plants something would
+    (run / "checkpoint" / "checksum").write_text(checksum(run / "checkpoint"))
     assert find_checkpoint(run / "checkpoint") is not None
     assert "checkpoint" in python(monkeypatch, "train.py", "--resume", run, "--no-wandb")
     if what in ("bomb", "pickle"):  # neither reads the optimizer
@@ -283,16 +275,14 @@ def poison(value, key: str = ""):
     return value + HOSTILE if isinstance(value, str) and key in SHOWN else value
 
 
-ODD = "<img src=x onerror=alert(1)> \x1b[2J $\\frac{$ [x](http:a) `|"
-
-
-def test_the_page_of_a_hostile_run_is_text(run, monkeypatch, capsys):
+def test_the_page_of_a_hostile_run_is_text(run, capsys):
     for file in (f for f in run.iterdir() if f.suffix in (".json", ".jsonl")):
         texts = file.read_text().split("\n") if file.suffix == ".jsonl" else [file.read_text()]
         lines = [json.dumps(poison(json.loads(text))) if text else "" for text in texts]
         file.write_text("\n".join(lines))
-    folder = run.rename(run.with_name(ODD))
-    assert python(monkeypatch, "bookkeeping/report.py", folder) == ""
+    odd = "<img src=x onerror=alert(1)> \x1b[2J $\\frac{$ [x](http:a) `|"
+    folder = run.rename(run.with_name(odd))
+    assert said(lambda: report.main(folder)) == ""
     check_terminal(capsys.readouterr().out)
     page = (folder / "report.md").read_text()
     check_markdown(page)
@@ -316,19 +306,12 @@ def test_an_environments_error_cannot_steer_the_terminal():
 # -------------------------------------------------------------------------- secrets and permissions
 
 
-def leaks(folder: Path) -> list[tuple[str, str]]:
-    """(file, secret) for every secret in the bytes or the name of a file."""
-    texts = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    return [
-        (file.name, name)
-        for file, text in texts.items()
-        for name, secret in SECRETS.items()
-        if secret.encode() in text + str(file).encode()
-    ]
-
-
 def test_no_secret_is_in_a_run_or_on_the_terminal(played):
     (log,) = (played.folder / "wandb").rglob("*.wandb")
-    assert b"partial" in log.read_bytes()  # the settings can be read: so could a secret be
-    assert not leaks(played.home)
-    assert not [name for name, secret in SECRETS.items() if secret.encode() in played.printed]
+    kept = log.read_bytes()
+    assert all(text in kept for text in (b"partial", b"report.html"))  # so could a secret be read
+    assert b"wandb failed" not in played.printed
+    texts = {str(file): file.read_bytes() for file in played.home.rglob("*") if file.is_file()}
+    for place, text in (texts | {"the terminal": played.printed}).items():
+        said = place.encode() + text
+        assert not [name for name, secret in SECRETS.items() if secret.encode() in said], place

@@ -4,10 +4,10 @@ versions, from public places, and what pip installs asks for none of them.
 
 import re
 import tomllib
-from pathlib import Path
 from urllib.parse import urlparse
 
-ROOT = Path(__file__).resolve().parents[1]
+from warm import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
 LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
@@ -29,17 +29,13 @@ def plain(requirements: list[str]) -> set[str]:
     return {line.split(";")[0].strip() for line in requirements}
 
 
-def locked(name: str) -> dict[str, dict]:
-    """{version: entry of uv.lock}."""
-    return {package["version"]: package for package in LOCK["package"] if package["name"] == name}
-
-
 def test_groups_requirements_files_and_lock_name_the_same_versions():
     assert plain(GROUPS["dev"] + GROUPS["cpu"]) == pins("requirements.txt")
     assert plain(GROUPS["gpu"]) - plain(GROUPS["cpu"]) == pins("requirements/gpu.txt")
     assert PROJECT["tool"]["uv"]["default-groups"] == ["dev", "cpu"]  # of a bare `uv run`
     for name, version in (line.split("==") for group in GROUPS.values() for line in plain(group)):
-        assert {found.split("+")[0] for found in locked(name)} == {version}, name
+        locked = [package["version"] for package in LOCK["package"] if package["name"] == name]
+        assert {found.split("+")[0] for found in locked} == {version}, name
     assert OURS["source"] == {"virtual": "."}  # nothing of ours is installed
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-import browser
 import made_up
 from bookkeeping import records, report
+from browser import js, open_page, press, text, texts, wait
 from helpers import write_lines
 
 HOSTILE = [
@@ -91,8 +91,7 @@ def hostile_replies(update, member):
 
 def script(page: str, name: str) -> str:
     """The text of <script id=name>, found as a browser finds it: up to the first '</script'."""
-    found = re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script', page, re.S | re.I)
-    return found[1]
+    return re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script', page, re.S | re.I)[1]
 
 
 def load(page: Path) -> tuple[dict, list[dict]]:
@@ -153,41 +152,9 @@ def test_the_page_allows_its_own_script_only_and_has_no_address(tmp_path):
 # ------------------------------------------------------------------------------ the page in a browser
 
 
-class Page:
-    """A page with the few verbs that the tests need."""
-
-    def __init__(self, chromium):
-        self.browser = chromium
-
-    def open(self, path: Path, fragment: str = ""):
-        self.browser.get("about:blank")  # else only the fragment would change
-        self.browser.get_log("browser")
-        self.browser.get(path.as_uri() + "#" + fragment)
-        browser.wait(self.browser, "return document.documentElement.dataset.theme")  # it is drawn
-
-    def js(self, code: str, *arguments):
-        all_of = "const all = s => [...document.querySelectorAll(s)]"
-        return self.browser.execute_script(
-            f"{all_of}, one = s => document.querySelector(s); {code}", *arguments
-        )
-
-    def texts(self, selector: str) -> list[str]:
-        return self.js("return all(arguments[0]).map(e => e.textContent.toWellFormed())", selector)
-
-    def text(self, selector: str) -> str:
-        return self.texts(selector)[0]
-
-    def keys(self, *keys: str):
-        from selenium.webdriver.common.action_chains import ActionChains
-
-        for key in keys:
-            ActionChains(self.browser, duration=0).send_keys(key).perform()
-
-
 @pytest.fixture
 def page(chromium):
-    page = Page(chromium)
-    yield page
+    yield chromium
     assert chromium.get_log("browser") == []  # every test ends with a silent console
 
 
@@ -197,74 +164,75 @@ def plain(tmp_path_factory):
 
 
 def test_it_opens_and_asks_nobody_for_anything(page, plain):
-    page.open(plain)
-    assert page.js("return document.title") == "run: a picoswarm run"
-    assert page.js("return performance.getEntriesByType('resource').length") == 0
-    rows = page.texts("#headline tr")
+    open_page(page, plain)
+    assert js(page, "return document.title") == "run: a picoswarm run"
+    assert js(page, "return performance.getEntriesByType('resource').length") == 0
+    rows = texts(page, "#headline tr")
     assert len(rows) == 4 and rows[1].startswith("tier 6trained0.0%[0.0, 5.7]reward")
-    assert page.text("#status") == "update 20 (final): task 1 of 8, 1 sample."
-    assert page.texts("#tables h3") == ["Observations (computed)"]
-    assert page.texts("#tables summary") == ["Evaluation", "Trajectory"]
-    assert page.texts("#samples .calls") == [] and page.js("return one('#prompt details').open")
+    assert text(page, "#status") == "update 20 (final): task 1 of 8, 1 sample."
+    assert texts(page, "#tables h3") == ["Observations (computed)"]
+    assert texts(page, "#tables summary") == ["Evaluation", "Trajectory"]
+    assert texts(page, "#samples .calls") == [] and js(page, "return one('#prompt details').open")
 
 
 def test_hostile_text_stays_text(page, tmp_path):
     hostile = page_of(make_run(tmp_path / "run", replies=hostile_replies))
-    page.open(hostile)
-    page.keys("j", "]", "w", "w", "j", "]")
-    page.js(
-        "for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    open_page(page, hostile)
+    press(page, "j", "]", "w", "w", "j", "]")
+    js(
+        page,
+        "for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))",
     )
     found = "[window.hacked ?? null, document.images.length, document.scripts.length]"
-    assert page.js(f"return {found}") == [None, 0, 3]
-    said = page.texts("#samples article:last-child .text")[0]
+    assert js(page, f"return {found}") == [None, 0, 3]
+    said = texts(page, "#samples article:last-child .text")[0]
     assert all(text in said for text in HOSTILE if "\ud83d" not in text and "\x00" not in text)
-    assert "<b>bold</b>" in page.text("#prompt")
-    page.open(hostile, "spaces=true")  # what cannot be seen is shown on demand
-    said = page.texts("#samples article:last-child .text")[0]
+    assert "<b>bold</b>" in text(page, "#prompt")
+    open_page(page, hostile, "spaces=true")  # what cannot be seen is shown on demand
+    said = texts(page, "#samples article:last-child .text")[0]
     assert "⟨U+202E⟩right·" in said and "a→\tb⟨U+000D⟩↵\n⟨U+200B⟩⟨U+2028⟩⟨U+0000⟩·" in said
 
 
 def test_keys_change_the_episode(page, plain):
-    page.open(plain)
-    first, titles = page.text("#prompt .text"), "return all('#samples h3').map(h => h.innerText)"
-    assert len(page.js(titles)) == 2  # two updates side by side
-    page.keys("c", "j", "j")
-    assert page.text("#status").startswith("update 20 (final): task 3 of 8")
-    assert page.text("#prompt .text") != first and len(page.js(titles)) == 1
-    page.js("one('#tasks').focus()")
-    page.keys("\ue013", "[")  # arrow up, in the list; the same task, earlier
-    assert page.text("#status").startswith("update 10: task 2 of 8")
-    page.keys("s")
-    page.keys("?", "j", "\ue00c")  # keys do nothing behind the dialog; Escape closes it
-    assert page.js("return !one('dialog').open")
-    assert page.text("#status") == "update 10: task 2 of 2, 4 samples."
+    open_page(page, plain)
+    first, titles = text(page, "#prompt .text"), "return all('#samples h3').map(h => h.innerText)"
+    assert len(js(page, titles)) == 2  # two updates side by side
+    press(page, "c", "j", "j")
+    assert text(page, "#status").startswith("update 20 (final): task 3 of 8")
+    assert text(page, "#prompt .text") != first and len(js(page, titles)) == 1
+    js(page, "one('#tasks').focus()")
+    press(page, "\ue013", "[")  # arrow up, in the list; the same task, earlier
+    assert text(page, "#status").startswith("update 10: task 2 of 8")
+    press(page, "s")
+    press(page, "?", "j", "\ue00c")  # keys do nothing behind the dialog; Escape closes it
+    assert js(page, "return !one('dialog').open")
+    assert text(page, "#status") == "update 10: task 2 of 2, 4 samples."
 
 
 def test_a_token_tells_its_numbers_to_keyboard_and_pointer(page, plain):
-    page.open(plain, "source=rollout")
-    page.keys("l", "\ue014", "\ue014")  # into the first sample, then two tokens on
-    text, *numbers = page.js("return [...one('#tip').children].map(e => e.textContent)")
-    assert page.js("return all('.token').indexOf(one('.token.at'))") == 2 and text == '"update"'
+    open_page(page, plain, "source=rollout")
+    press(page, "l", "\ue014", "\ue014")  # into the first sample, then two tokens on
+    text, *numbers = js(page, "return [...one('#tip').children].map(e => e.textContent)")
+    assert js(page, "return all('.token').indexOf(one('.token.at'))") == 2 and text == '"update"'
     names, values = zip(*(n.replace("−", "-").split(" ") for n in numbers))
     assert names == ("log-prob", "probability", "ratio", "advantage")
     assert float(values[1].strip("%")) == pytest.approx(100 * math.exp(float(values[0])), rel=0.02)
-    page.keys("\ue00c")
-    assert page.js("return one('#tip').hidden && all('.token.at').length === 0")
-    page.js("all('.token')[1].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
-    assert page.js("return !one('#tip').hidden && one('#tip code').textContent") == '"\\n"'
+    press(page, "\ue00c")
+    assert js(page, "return one('#tip').hidden && all('.token.at').length === 0")
+    js(page, "all('.token')[1].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
+    assert js(page, "return !one('#tip').hidden && one('#tip code').textContent") == '"\\n"'
 
 
 def test_tables_and_calls_in_the_page(page, tmp_path):
     swarm = page_of(made_up.swarm(tmp_path))
-    page.open(swarm)
-    assert page.text("#headline th") == "mean reward (dev)"
-    assert {"up", "down"} <= set(page.texts("#tables td.up, #tables td.down"))
-    assert page.js("return one('#prompt details').open") is False  # rules and tools: folded
-    assert len(page.texts("#samples article:last-child .calls li")) == 25
-    page.js("one('#tables a').click()")
-    browser.wait(page.browser, "return document.querySelectorAll('#samples article').length === 1")
+    open_page(page, swarm)
+    assert text(page, "#headline th") == "mean reward (dev)"
+    assert {"up", "down"} <= set(texts(page, "#tables td.up, #tables td.down"))
+    assert js(page, "return one('#prompt details').open") is False  # rules and tools: folded
+    assert len(texts(page, "#samples article:last-child .calls li")) == 25
+    js(page, "one('#tables a').click()")
+    wait(page, "return document.querySelectorAll('#samples article').length === 1")
     best = next(t for t in load(swarm)[0]["tables"] if t["title"] == "The best episode")
-    scenario = page.text("#tasks [aria-selected=true] p").split()[1].strip(":")
+    scenario = text(page, "#tasks [aria-selected=true] p").split()[1].strip(":")
     assert best["text"][0].startswith(f"Scenario {scenario} earned")
-    assert page.text("#samples h3").endswith(f"reward {float(best['rows'][0][1]):.3g}")
+    assert text(page, "#samples h3").endswith(f"reward {float(best['rows'][0][1]):.3g}")

@@ -8,9 +8,9 @@ import ast
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from warm import ROOT
+
 ENVS = {"env_letters", "env_alphabet", "env_swarm"}
 STORY = ENVS | {"settings", "policy", "rollout", "sft", "grpo", "evaluate", "metrics", "train"}
 ROOMS = ("swarm", "fast", "bookkeeping", "bridges", "learn", "lab")
@@ -40,13 +40,11 @@ MAY = {
 }
 
 
-def name_of(path: Path) -> str:
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    return name.removesuffix(".__init__")
-
-
 PATHS = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
-FILES = {name_of(path): path for path in PATHS}  # of everything that is ours, tests aside
+FILES = {  # of everything that is ours, tests aside
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PATHS
+}
 
 
 @cache
@@ -126,8 +124,10 @@ cfg, typed = settings.command_line(["--env", "letters"])
 refusals.check(cfg)
 settings.make_env(cfg, cfg.difficulty).reset(1)
 """
-AWAY = "swarm env_swarm env_alphabet bridges httpx2 openai lab matplotlib "
-AWAY += "bookkeeping.behaviour bookkeeping.compare"
+AWAY = (
+    "swarm env_swarm env_alphabet bridges httpx2 openai lab matplotlib bookkeeping.behaviour "
+    "bookkeeping.compare"
+)
 
 
 def test_an_environment_loads_no_torch_and_a_run_of_letters_loads_only_what_it_needs():

@@ -20,6 +20,8 @@ import tempfile
 import types
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([
     "torch", "scipy.stats", "transformers.models.auto.modeling_auto",
@@ -31,9 +33,9 @@ SERVER.set_forkserver_preload([
 class Run:
     """A fork of the server that runs `words`; what it says stands in two files in `place`."""
 
-    def __init__(self, words: list, cwd, env: dict, place: Path, pictures: bool = True):
+    def __init__(self, words: list, place: Path, env: dict = ENV, pictures: bool = True):
         self.words, self.said = [str(word) for word in words], [place / "stdout", place / "stderr"]
-        given = (self.words, str(cwd), env, self.said, pictures)
+        given = (self.words, str(ROOT), env, self.said, pictures)
         self.process = SERVER.Process(target=work, args=given)
         self.process.start()
 
@@ -46,29 +48,32 @@ class Run:
         return subprocess.CompletedProcess(self.words, self.process.exitcode, *said)
 
 
-def run(words: list, cwd, env=None, timeout: float = 300, pictures: bool = True):
-    """words: a script and its arguments, or ["-m", module, …], or ["-c", code, …]. Output is
+def run(words: list, env: dict = ENV, timeout: float = 300, pictures: bool = True):
+    """In the project's folder. words: a script and its arguments, or ["-m", module, …], or ["-c", code, …]. Output is
     captured, as text; there is nothing to read from stdin.
 
     pictures=False: matplotlib's files are there and empty, for tests that do not look at them.
     """
     with tempfile.TemporaryDirectory() as place:
-        return Run(words, cwd, dict(env or os.environ), Path(place), pictures).end(timeout)
+        return Run(words, Path(place), env, pictures).end(timeout)
 
 
-def ranks(n: int, words: list, cwd, env=None, timeout: float = 300):
-    """The same words in n processes that find each other, as torchrun starts them. What they say is
-    one text. (One that fails closes its connections, and with that ends the others.)"""
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return str(free.getsockname()[1])
+
+
+def ranks(n: int, words: list, timeout: float = 300):
+    """The same words in n processes that find each other, as torchrun starts them. What they say is
+    one text. (One that fails closes its connections, and with that ends the others.)"""
+    world = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with tempfile.TemporaryDirectory() as place:
         started = []
         for rank in (str(i) for i in range(n)):
-            own = dict(env or os.environ) | world | {"RANK": rank, "LOCAL_RANK": rank}
+            own = ENV | world | {"RANK": rank, "LOCAL_RANK": rank}
             here = Path(tempfile.mkdtemp(dir=place))
-            started.append(Run(words, cwd, own, here, pictures=False))
+            started.append(Run(words, here, own, pictures=False))
         done = [one.end(timeout) for one in started]
     code = max(one.returncode for one in done)
     said = ("".join(one.stdout for one in done), "".join(one.stderr for one in done))
@@ -109,7 +114,8 @@ def work(words: list[str], cwd: str, env: dict[str, str], said: list[Path], pict
 
 
 def draw_nothing(patch=None) -> None:
-    """With pytest's monkeypatch: until the test ends."""
+    """For tests that do not look at a curve: to draw them takes as long as three updates. With
+    pytest's monkeypatch: until the test ends."""
     from matplotlib.figure import Figure
     from PIL import Image
 

@@ -18,8 +18,10 @@ UV = Path(sys.executable).with_name("uv")
 PINS = (ROOT / "requirements.txt").read_text().splitlines()
 (TORCH,) = (line for line in PINS if line.startswith("torch=="))
 INDEX = "https://download.pytorch.org/whl/cpu/torch/"
-SMALL = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2"
-SMALL += " --threads 1 --no-wandb --name by-uv"
+SMALL = (
+    "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 "
+    "--threads 1 --no-wandb --name by-uv"
+)
 
 pytestmark = pytest.mark.skipif(
     not UV.exists(),

@@ -109,8 +109,10 @@ def chat(say):
 def vf_eval(environment: str, n: int, url: str, *flags: str) -> list[dict]:
     """The traces of an evaluation of n tasks, in the order of the seeds."""
     program = Path(sys.executable).with_name("vf-eval")
-    command = [program, "picoswarm", "-n", str(n), "-m", "policy", "--client.base-url", url]
-    command += ["--env.taskset.environment.type", environment, "--no-push", *flags]
+    command = [
+        *(program, "picoswarm", "-n", str(n), "-m", "policy", "--client.base-url", url),
+        *("--env.taskset.environment.type", environment, "--no-push", *flags),
+    ]
     quiet = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     out = Path(flags[flags.index("-o") + 1])
     done = subprocess.run(command, cwd=out, env=quiet, capture_output=True, text=True)

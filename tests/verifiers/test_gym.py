@@ -27,12 +27,16 @@ NAMES = [name for name in sorted(DATASETS) if name != "composite"]
 HOLES = {"complex_arithmetic", "game_of_life_halting"}  # docs/tasks.md says which; theirs to mend
 NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 # Their tasks depend on the order of a set, which is another in every process.
-UNSTEADY = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
-UNSTEADY |= {"word_ladder", "codeio"}
-HOSTILE = ["", " ", "0", "-1", "1/0", "nan", "inf", "9" * 5000, "9**9**9**9", "1e999999999", "[["]
-HOSTILE += ["[" * 900, "{}", "null", "None", "\x00", "é🙂", "a\nb\nc", "exit()", "[0]*10**10", "(("]
-HOSTILE += ["__import__('os').abort()", "((((9**9)**9)**9)**9)**9", "factorial(99999999)"]
-HOSTILE += ["1" + "+1" * 3000, "x" * 9999, "0 " * 4000]
+UNSTEADY = {
+    *("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"),
+    *("word_ladder", "codeio"),
+}
+HOSTILE = [
+    *("", " ", "0", "-1", "1/0", "nan", "inf", "9" * 5000, "9**9**9**9", "1e999999999", "[["),
+    *("[" * 900, "{}", "null", "None", "\x00", "é🙂", "a\nb\nc", "exit()", "[0]*10**10", "(("),
+    *("__import__('os').abort()", "((((9**9)**9)**9)**9)**9", "factorial(99999999)"),
+    *("1" + "+1" * 3000, "x" * 9999, "0 " * 4000),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -39,19 +39,14 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
-def source_of(name: str) -> Path:
-    """Where a file of the wheel lies in the checkout."""
-    for package, folder in FOLDERS.items():
-        if name.startswith(package):
-            return ROOT / folder / name.removeprefix(package)
-
-
 def test_it_is_two_packages_and_what_they_hold_is_the_checkout(wheel):
     content = zipfile.ZipFile(wheel)
     names = [name for name in content.namelist() if ".dist-info/" not in name]
     assert {name.split("/")[0] for name in names} == {"picoswarm", "picoswarm_doctor"}
     for name in names:
-        assert content.read(name) == source_of(name).read_bytes(), name
+        package = next(package for package in FOLDERS if name.startswith(package))
+        source = ROOT / FOLDERS[package] / name.removeprefix(package)
+        assert content.read(name) == source.read_bytes(), name
     worlds = {f"picoswarm/world/{path.name}" for path in ROOT.glob("env_*.py")}
     assert worlds | {"picoswarm_doctor/__init__.py"} <= set(names)
 

@@ -8,7 +8,6 @@ and the greedy scores are those of the run itself.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from test_train import ROOT, TINY, lines, run
+from test_train import TINY, lines, run
+from warm import ENV, ROOT, free_port
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,8 @@ def trained(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def server(trained):
     """The address of vLLM's server with pico_base and, as `trained`, the adapter."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
+    port = free_port()
+    env = ENV | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
@@ -70,19 +65,15 @@ def server(trained):
         process.wait(60)
 
 
-def over_api(server: str, model: str, folder: Path, n: int) -> dict:
-    flags = (
-        f"--api-base {server} --model {model} --name {model} --eval-n {n} "
-        "--env letters --difficulty 6 --reward partial --max-tokens 64"
-    ).split()
-    run("train.py", *flags, "--runs", str(folder))
-    return lines(folder / model / "evals.jsonl")[-1]
-
-
 def test_an_exported_adapter_scores_the_same_behind_vllms_server(trained, server, tmp_path):
     of_run = {e["stage"]: e for e in lines(trained[0] / "evals.jsonl") if e["tasks"] == "tier 6"}
     for model, stage in (("trained", "final"), ("pico_base", "before")):
-        got = over_api(server, model, tmp_path, len(of_run[stage]["reward"]))
+        flags = (
+            f"--api-base {server} --model {model} --name {model} --runs {tmp_path} --env letters "
+            f"--difficulty 6 --reward partial --max-tokens 64 --eval-n {len(of_run[stage]['reward'])}"
+        )
+        run("train.py", *flags.split())
+        got = lines(tmp_path / model / "evals.jsonl")[-1]
         for what in ("reward", "reply_tokens", "truncated"):
             assert got[what] == of_run[stage][what], (model, what)
     assert of_run["final"]["reply_tokens"] != of_run["before"]["reply_tokens"], (
