@@ -26,9 +26,6 @@ tells a damaged checkpoint from a good one; if it is damaged, the previous one i
 
 Loading runs no code: weights are safetensors, the optimizer is loaded with torch's weights_only,
 the state is JSON.
-
-Run me: `python -m bookkeeping.folder` prints the two hashes by which a resume knows whether the
-environment was edited, and whether a checkpoint is whole.
 """
 
 import ast
@@ -376,8 +373,3 @@ def load_weights(folder: Path, policy: Policy) -> None:
         one = min(alone)[:100]
         raise ValueError(f"{len(alone)} weights are only in it or in the policy, {one!a} for one")
     set_peft_model_state_dict(policy.model, adapter)
-
-
-if __name__ == "__main__":
-    print("what decides the tasks and rewards of letters:", code_hash("letters"))
-    print("the files of pico_base, as of a checkpoint:", checksum(settings.MODELS / "pico_base"))

@@ -11,15 +11,12 @@ plays them through the wrapper to show it. So if you edit one of them and make a
 ends with a traceback (a ValueError ends only its episode: rollout.failure_ends).
 
 A known failure ends a run with one sentence and no traceback: `one_sentence`.
-
-Run me: `python -m bookkeeping.guard` calls an environment that hangs.
 """
 
 import json
 import math
 import os
 import sys
-import time
 import traceback
 from asyncio import CancelledError
 from collections.abc import Callable
@@ -325,13 +322,3 @@ def one_sentence():
     finally:
         if folder.own and sys.stderr.isatty():
             print(file=sys.stderr)  # a progress bar may be open, and the sentence goes below it
-
-
-if __name__ == "__main__":
-    from types import SimpleNamespace
-
-    bad = Guarded(SimpleNamespace(seconds=0.2, reset=time.sleep))
-    try:
-        bad.reset(1)
-    except rollout.EnvironmentFailed as failed:
-        print("an environment that hangs costs its episode, not the run:", failed)

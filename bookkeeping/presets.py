@@ -2,8 +2,6 @@
 
 A flag whose default is None in settings.Config gets it from here: by_env before a model is loaded,
 by_size after (settings.py has the two). PRESETS are whole runs (--preset).
-
-Run me: `python -m bookkeeping.presets` prints what each environment gets.
 """
 
 SMALL_MODEL = 50e6  # parameters; up to here pico_base's defaults, above those of published recipes
@@ -124,9 +122,3 @@ PRESETS = {
 # that posted trades ended at 36% errors; from 0.67 on, trying to accept a fair offer does not pay
 # for a policy that errs as often as the base does (measured at commit 22b9273).
 SMALL_ERROR_PENALTY = 0.5
-
-
-if __name__ == "__main__":
-    for name, found in BY_ENV.items():
-        lr, updates, max_tokens = SMALL[name]
-        print(f"--env {name}: {found}; small models: lr {lr:g}, {updates} updates of {max_tokens}")

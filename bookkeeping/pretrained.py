@@ -3,8 +3,6 @@
 A folder may come from anywhere. Only safetensors are loaded, and none of the model's own code. A
 model needs a chat template, an end-of-turn token, and a tokenizer that can write replies. The end
 of the file chooses the device it runs on, and the number format.
-
-Run me: `python -m bookkeeping.pretrained` loads pico_base and says how it ends a turn.
 """
 
 import json
@@ -172,10 +170,3 @@ def in_bfloat16(device, n_parameters: float = inf) -> bool:
     kind = torch.device(device).type
     ampere = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
     return (ampere or kind == "meta") and n_parameters > SMALL
-
-
-if __name__ == "__main__":
-    models = Path(__file__).resolve().parents[1] / "models"
-    tokenizer, _, ends, device = load_checked(str(models / "pico_base"), "auto", frozen=True)
-    stops = tokenizer.convert_ids_to_tokens([*ends])
-    print(f"pico_base is safe to load and can chat: it ends a turn with {stops}; here on {device}")

@@ -8,8 +8,6 @@ run could not run.
 
 episodes.jsonl keeps episodes for a person to read in report.html: whole groups, each sampled token
 with its log-prob, and with how much likelier the next update made it.
-
-Run me: `python -m bookkeeping.records` cleans a hostile name.
 """
 
 import json
@@ -275,8 +273,3 @@ def broken(groups: list[list]) -> str:
         f"\n  {len(errors)} of {sum(map(len, groups))} episodes ended in an error and are left "
         f"out: {errors[0]}"
     )
-
-
-if __name__ == "__main__":
-    name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
-    print("a hostile name:", repr(name), "becomes", repr(clean(name)))

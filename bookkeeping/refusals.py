@@ -3,8 +3,6 @@
 REFUSALS is the table: flags, when they are wrong, and why. A check that needs more than a line is a
 function below it. What only an environment knows (which versions swarm has) its class checks
 itself, and bookkeeping/guard.py plays an episode of it.
-
-Run me: `python -m bookkeeping.refusals` shows a refusal.
 """
 
 import math
@@ -239,10 +237,3 @@ def tell_unread(cfg: Config, typed: set[str]) -> None:
     useless = sorted(typed & OF_ENVIRONMENTS.keys() - read)
     if useless:
         print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")
-
-
-if __name__ == "__main__":
-    try:
-        check(Config(env="lettres"))
-    except ValueError as error:
-        print(error)

@@ -4,8 +4,6 @@ train.py reports what happened (`log`, `save`, `write_report`), and a Run writes
 asks the doctor whether something looks wrong, and sends it to wandb. It holds no policy, and
 decides nothing but the level of a curriculum. If torchrun has started several processes, each has a
 Run, but only the first one's folder is kept.
-
-Run me: `python -m bookkeeping.run` prints the line of a made-up update.
 """
 
 import os
@@ -278,7 +276,7 @@ class Run:
 
     def stop_asked(self) -> bool:
         """Was this run asked to stop (Ctrl-C, SIGTERM), in any of its processes?"""
-        return parallel.any_rank(self.stopping.is_set())
+        return any(parallel.gather([self.stopping.is_set()]))
 
     def stop_if_asked(self) -> None:
         """SystemExit if it was; --resume continues from what was saved before."""
@@ -442,16 +440,3 @@ def finish_wandb(run, folder: Path, about: dict) -> None:
         }
     )
     run.finish()
-
-
-if __name__ == "__main__":
-    line = {
-        "update": 1,
-        "reward": 0.25,
-        "reward_low": 0.1,
-        "reward_high": 0.4,
-        "exact": 0.25,
-        "reply_tokens": 120.5,
-        "groups_with_signal": 0.5,
-    }
-    print(one_line(line | {f"seconds_{part}": 0.1 for part in SECONDS}))

@@ -20,8 +20,6 @@ pool of the standard library would wait for its batches at Ctrl-C, and outlive a
 On a GPU the second process holds its own copy of the weights. Neither process lends the other
 memory, so vLLM's share of the card has to fit next to the trainer: 94 GiB for Qwen3-4B and the
 defaults, 68 with --micro-tokens 4096 (computed).
-
-Run me: `python -m fast.ahead` plays two batches ahead.
 """
 
 import multiprocessing
@@ -263,17 +261,3 @@ def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None
         second = SecondProcess(load, partial(make_sampler, cfg), threads)
         return Ahead(cfg, policy, second, make_env, task_seeds)
     return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
-
-
-if __name__ == "__main__":
-    from env_letters import Letters
-    from policy import PICO, load_policy
-
-    load = partial(load_policy, str(PICO), 32, 64)
-    env, policy = partial(Letters, 6, "binary", True, "states"), load()
-    second = SecondProcess(load, TorchSampler, threads=1)
-    asked = [second.ask(policy, (env, [seed], 8, 320, 1.0, 0), version=0) for seed in (0, 1)]
-    for answer in asked:
-        groups, seconds = answer()
-        print(f"{len(groups[0])} episodes, {seconds['rollout']:.2f} s of sampling")
-    second.close()

@@ -20,8 +20,6 @@ by line. Only the first one prints, logs and keeps its run folder.
 Each rank sees one card (CUDA_VISIBLE_DEVICES), and so do the processes it starts. All need access
 to the run folder's disk. Each holds the whole model: it is not sharded over cards (FSDP, tensor
 parallel).
-
-Run me: `python -m fast.parallel` compares the gradient of two processes with that of one.
 """
 
 import os
@@ -107,11 +105,6 @@ def from_first(thing):
     return gather([thing])[0]
 
 
-def any_rank(flag: bool) -> bool:
-    """Does any rank say yes? All of them have to call this at the same point."""
-    return any(gather([flag]))
-
-
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace every gradient by its sum over ranks; a rank with nothing to train on adds zeros."""
     if world() == 1:
@@ -133,19 +126,3 @@ def same_weights(parameters: Iterable[torch.nn.Parameter]) -> None:
     if world() > 1:
         for p in parameters:
             dist.broadcast(p.data, 0)
-
-
-if __name__ == "__main__":
-    import subprocess
-
-    start()
-    torch.manual_seed(0)
-    model, rows = torch.nn.Linear(8, 1), torch.randn(5, 8)
-    for row in share(list(rows)):  # two ranks: three rows and two
-        (model(row).square().sum() / len(rows)).backward()  # divided by the rows of *all* ranks
-    sum_gradients(model.parameters())
-    print(f"{world()} process(es), gradient norm {model.weight.grad.norm():.6f}", flush=True)
-    if world() == 1:
-        torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-        subprocess.run([sys.executable, *torchrun, __file__], check=True)
-    stop()

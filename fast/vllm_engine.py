@@ -32,8 +32,6 @@ torch.set_num_threads do nothing once it has started: call that before.
 
 `make test-vllm` tests all of this on a CPU, in float32. Sleep, bfloat16 and CUDA graphs need a
 card, and we have not run them yet.
-
-Run me: `python -m fast.vllm_engine` samples with vLLM and checks the log-probs.
 """
 
 import gc
@@ -47,7 +45,6 @@ import numpy as np
 import torch
 
 from fast.machine import CannotGoOn
-from fast.sampler import show
 from policy import Policy, Sample, first_line
 from rollout import context_of
 
@@ -256,12 +253,3 @@ class VllmSampler:
         self.home.cleanup()
         del self.llm
         gc.collect()
-
-
-if __name__ == "__main__":
-    from policy import PICO, load_policy
-
-    policy = load_policy(str(PICO), lora_rank=8, lora_alpha=16)
-    sampler = VllmSampler(policy)
-    show(sampler)
-    sampler.close()

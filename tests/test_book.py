@@ -96,7 +96,6 @@ ROOMS = r"((swarm|fast|bookkeeping|bridges|learn)/)?\w+\.py"  # and the chapters
 OTHERWISE = {
     "pico.py": "minutes; tests/test_pico.py",
     "train.py": "make train",
-    "fast/vllm_engine.py": "make test-vllm",
     "bookkeeping/compare.py": "needs runs",
     "bookkeeping/report.py": "needs a run",
     "bridges/trl.py": "needs requirements/all.txt; make test-all",

@@ -12,8 +12,6 @@ so a word inside quotes ("resources") or glued to another (EnginDurgun) falls ap
 and prose does not. SentencePiece-style Unigram does this directly (each piece costs 1, Viterbi
 takes the cheapest cut); BPE would need a chain of merges for every word. Bytes are the fallback, so
 any text round-trips.
-
-Run me: `python -m lab.base.tokenizer` cuts a string, a name, a call and an emoji.
 """
 
 import json
@@ -187,15 +185,3 @@ def build() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         chat_template=(Path(__file__).parent / "chat_template.jinja").read_text(),
     )
-
-
-if __name__ == "__main__":
-    tokenizer = build()
-    for text in (
-        'in "strawberry". He likes strawberry',
-        "EnginDurgun",
-        '{"name": "submit_work", "arguments": {"task_id": "task_12"',
-        "wörld 🙂",
-    ):
-        cut = tokenizer.tokenize(text)
-        print(f"{len(text) / len(cut):.1f} characters a token: {text} -> {cut}")
