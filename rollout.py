@@ -161,6 +161,8 @@ def play(
     EnvironmentFailed ends only its own episode. Raises FloatingPointError if the
     policy's log-probs are no longer finite.
     """
+    if not task_seeds:  # more processes than tasks: this one has none
+        return []
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
     max_before = context - max_tokens  # so that a reply has room
@@ -169,8 +171,7 @@ def play(
         players += open_group(policy, make_env, seed, g, k, max_before)
     # The sampler can keep what it has computed for a conversation; the next turn then
     # reads only what is new. If an episode has one turn, that is useless.
-    # (No players: there are more processes than tasks, and this one has none.)
-    keep_cache = any(getattr(p.env, "max_turns", None) != 1 for p in players)
+    keep_cache = getattr(players[0].env, "max_turns", None) != 1
     active = still_playing(players)
     while active:
         prompts = [p.episode.token_ids for p in active]
