@@ -339,6 +339,20 @@ TABLES: dict[str, Callable[[], str]] = {
             "held-out tasks": lambda arm: len(scores(arm)[0]),
         },
     ),
+    "real_alphabet": lambda: made(  # its lists; development tasks, then held-out ones
+        arms("real_alphabet"),
+        {
+            "SmolLM2-135M, two turns of one or two names": "{what}",
+            "seeds": seeds,
+            "after SFT: mean reward": lambda arm: over(of_seeds(arm, "after_sft")).text(),
+            "after GRPO": lambda arm: over(of_seeds(arm, "final")).text(),
+            "gained": lambda arm: over(gained(arm)).signed(),
+            "n": lambda arm: len(of_seeds(arm, "final")[0]),
+            "held out, after GRPO": reward(),
+            "both turns perfect": exact(),
+            "held-out tasks": lambda arm: len(scores(arm)[0]),
+        },
+    ),
     "passes": lambda: made(
         [read("letters")["passes"] | {"k": k} for k in (1, 4, 32)],
         {
