@@ -428,24 +428,19 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
 # --------------------------------------------------------------------------------------- the demo
 
 
-def show(sampler) -> None:
-    """Print four answers to one question, and how far their log-probs are from a forward pass's."""
-    policy = sampler.policy
-    question = [{"role": "user", "content": 'Count the letters a, n in "banana".'}]
-    prompt = encode(policy, render(policy, question, None, think=True))
-    for sample in sampler.sample([prompt], 4, 200, 1.0, [[(0, i) for i in range(4)]])[0]:
-        ids = torch.tensor([prompt + sample.token_ids], device=policy.device)  # [1, T]
-        mask = torch.arange(ids.shape[1] - 1, device=policy.device)[None] >= len(prompt) - 1
-        with torch.no_grad():
-            again, _ = plain_logprobs(policy, ids, mask)  # [sampled]
-        gap = (again.cpu() - torch.tensor(sample.logprobs)).abs().max().item()
-        print(f"{gap:.0e} nats from a plain pass: {policy.tokenizer.decode(sample.token_ids)!r}")
-        assert gap < (0.3 if policy.bfloat16 else 1e-4)
-
-
 if __name__ == "__main__":
     from policy import PICO, load_policy
 
-    sampler = TorchSampler(load_policy(str(PICO), lora_rank=0, lora_alpha=64))
-    show(sampler)
+    policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
+    sampler = TorchSampler(policy)
+    question = [{"role": "user", "content": 'Count the letters a, n in "banana".'}]
+    prompt = encode(policy, render(policy, question, None, think=True))
+    for sample in sampler.sample([prompt], 4, 200, 1.0, [[(0, i) for i in range(4)]])[0]:
+        ids = torch.tensor([prompt + sample.token_ids])  # [1, T]
+        mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1
+        with torch.no_grad():
+            again, _ = plain_logprobs(policy, ids, mask)  # [sampled]
+        gap = (again - torch.tensor(sample.logprobs)).abs().max().item()
+        print(f"{gap:.0e} nats from a plain pass: {policy.tokenizer.decode(sample.token_ids)!r}")
+        assert gap < 1e-4
     print(sampler.decoder.why)

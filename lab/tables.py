@@ -244,8 +244,7 @@ COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
 
 def best_guess(tier: int, n: int = 256) -> np.ndarray:
     """[n] development tasks: 1 if the commonest counts for that many letters are right."""
-    tasks = [make_task(random.Random(DEV_SEEDS + i), tier) for i in range(n)]
-    truths = [task.counts for task in tasks]
+    truths = [make_task(random.Random(DEV_SEEDS + i), tier).counts for i in range(n)]
     guess = {len(truth): truth for truth, _ in reversed(Counter(truths).most_common())}
     return np.array([float(truth == guess[len(truth)]) for truth in truths])
 
@@ -263,6 +262,23 @@ def beyond_the_guess(arm: dict) -> str:
         missed = best_guess(2, len(after)) == 0
         found.append(f"{before[missed].mean():.0%} → {after[missed].mean():.0%}")
     return ", ".join(found)
+
+
+def real_pairs() -> Iterable[tuple]:
+    """(what is compared, two arms of SmolLM2's sums), each with its results on both sets of tasks."""
+    found = {arm["name"]: (scores(arm), of_seeds(arm, "final")) for arm in arms("real")}
+    for what, a, b in (
+        ("GRPO minus more SFT", "grpo", "more_sft"),
+        ("GRPO minus SFT on its own right answers", "grpo", "own"),
+        ("GRPO minus SFT that shows the way", "grpo", "way_start"),
+        ("SFT on its own right answers minus more SFT", "own", "more_sft"),
+        ("more SFT minus where all three began", "more_sft", "start"),
+    ):
+        yield what, found[a], found[b]
+
+
+def per_seed(ours: list, theirs: list) -> str:
+    return " ".join(f"{100 * (a - b).mean():+.1f}" for a, b in zip(ours, theirs))
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -319,6 +335,13 @@ TABLES: dict[str, Callable[[], str]] = {
             "minus after SFT": lambda arm: over(gained(arm)).points(),
             "each seed": lambda arm: " ".join(f"{100 * g.mean():+.1f}" for g in gained(arm)),
         },
+    ),
+    "real_pairs": lambda: table(  # two arms, paired by seed and task
+        "points on SmolLM2's sums | held-out tasks | each seed | development tasks | each seed",
+        (
+            [what, less(a, b).points(), per_seed(a, b), less(c, d).points(), per_seed(c, d)]
+            for what, (a, c), (b, d) in real_pairs()
+        ),
     ),
     "real_letters": lambda: made(  # SmolLM2's letters
         arms("real_letters"),
