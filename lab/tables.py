@@ -376,6 +376,21 @@ TABLES: dict[str, Callable[[], str]] = {
             "held-out tasks": lambda arm: len(scores(arm)[0]),
         },
     ),
+    "real_swarm": lambda: made(  # its tool calls
+        arms("real_swarm"),
+        {
+            "SmolLM2-135M, easy scenarios": "{what}",
+            "seeds": seeds,
+            "turns acted, of 25: before | after SFT | after GRPO": lambda arm: " | ".join(
+                f"{np.mean(of_seeds(arm, stage)):.1f}" for stage in ("before", "after_sft", "final")
+            ),
+            "n": lambda arm: len(of_seeds(arm, "final")[0]),
+            "held out, after GRPO: mean reward": reward(),
+            "turns with an error, %": mean("error_rate", ".0f", "greedy", 100),
+            "works": mean("used_submit_work", ".1f"),
+            "held-out tasks": lambda arm: len(scores(arm, "reward")[0]),
+        },
+    ),
     "passes": lambda: made(
         [read("letters")["passes"] | {"k": k} for k in (1, 4, 32)],
         {
