@@ -392,8 +392,8 @@ def main() -> None:
     args = parser.parse_args()
     style = args.evaluate or args.play or "expert"
     env = Swarm(args.difficulty, args.version, style=style)
-    if args.n > env.most_tasks:  # the others would repeat some, and count twice
-        parser.error(f"--n {args.n}: there are {env.most_tasks} scenarios")
+    if not 1 <= args.n <= env.most_tasks:  # more would repeat some
+        parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
     if args.evaluate:
         print(f"mean [95% interval] over {args.n} development scenarios")
         for name, interval in evaluate(env, args.n).items():

@@ -166,7 +166,7 @@ def main(name: str = "") -> None:
     if name not in CLAIMS:
         for each, claim in CLAIMS.items():
             print(f"{each:15} {parts(each)}: {claim['sentence']}")
-        return
+        sys.exit(bool(name))  # 1 if there is no such claim
     claim = CLAIMS[name]
     print(f"{claim['sentence']}\n\nSource: {claim['source']}.\nAs tested: {claim['reading']}")
     print(claim.get("ours", ""))

@@ -233,6 +233,11 @@ def gained(arm: dict) -> list:
     return [a - b for a, b in zip(of_seeds(arm, "final"), of_seeds(arm, "after_sft"))]
 
 
+def per_seed(ours: list, theirs: list) -> str:
+    """'+2.1 -0.4': ours minus theirs in points, each seed."""
+    return " ".join(f"{100 * (a - b).mean():+.1f}" for a, b in zip(ours, theirs))
+
+
 COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
     "seeds": seeds,
     "after SFT": lambda arm: percent(of_seeds(arm, "after_sft")),
@@ -277,10 +282,6 @@ def real_pairs() -> Iterable[tuple]:
         yield what, found[a], found[b]
 
 
-def per_seed(ours: list, theirs: list) -> str:
-    return " ".join(f"{100 * (a - b).mean():+.1f}" for a, b in zip(ours, theirs))
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "letters": lambda: made(  # before and after, on held-out tasks
         stages(
@@ -313,7 +314,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "150 updates, development tasks": "{what}",
             "gain over SFT": lambda arm: over(gained(arm)).points(),
-            "each seed": lambda arm: " ".join(f"{100 * g.mean():+.1f}" for g in gained(arm)),
+            "each seed": lambda arm: per_seed(of_seeds(arm, "final"), of_seeds(arm, "after_sft")),
         },
     ),
     "real": lambda: made(  # SmolLM2's sums
@@ -333,7 +334,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "245 development tasks": "{what}",
             "minus after SFT": lambda arm: over(gained(arm)).points(),
-            "each seed": lambda arm: " ".join(f"{100 * g.mean():+.1f}" for g in gained(arm)),
+            "each seed": lambda arm: per_seed(of_seeds(arm, "final"), of_seeds(arm, "after_sft")),
         },
     ),
     "real_pairs": lambda: table(  # two arms, paired by seed and task

@@ -15,7 +15,7 @@ import metrics
 import warm
 from bookkeeping import records
 from bookkeeping import run as run_records
-from bookkeeping.folder import claim, make_folder, mend, trim
+from bookkeeping.folder import claim, make_folder, mend, open_saved, trim
 from bookkeeping.records import append, thin, write_lines
 from bookkeeping.run import State
 from settings import Config
@@ -34,6 +34,13 @@ def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
         assert "another process" in str(error.value) and str(tmp_path) in str(error.value)
         other.send_signal(signal.SIGKILL)
     claim(tmp_path).release()  # no file to remove by hand
+
+
+@pytest.mark.parametrize("entry", [{"lr": "fast"}, {"k": [8]}, {"no": 1}])
+def test_a_config_that_no_run_wrote_is_refused_in_one_sentence(tmp_path, entry):
+    (tmp_path / "config.json").write_text(json.dumps(vars(Config()) | entry))
+    with pytest.raises(ValueError, match=f"there is no flag '{[*entry][0]}'"):
+        open_saved("--resume", tmp_path, Config())
 
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
