@@ -12,8 +12,8 @@ What you will see, with seed 0 and 256 development tasks:
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
 
 and then the reward curve, drawn as text. (Why 5% after 0%? An evaluation always takes
-the likeliest token. An update samples its tokens: now and then a reply spells, is paid
-for it, and becomes likelier.)
+the likeliest token. Training draws tokens at random: now and then a reply spells, is
+paid for it, and becomes likelier.)
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. It can answer at once, and be wrong. Or it can first spell the string out
@@ -64,13 +64,13 @@ TASKS = 8  # per update
 # Samples per task. Try 1: there is nothing to compare with, every advantage is 0, and
 # nothing is learnt.
 K = 8
-# The longest reply. Try 64: thoughts are cut off before they can pay; none is learnt.
+# The longest reply. Try 64: spelling is cut off before it can pay, and never learnt.
 MAX_TOKENS = 320
 # Try 0.1: after a few updates the model babbles, and the reward stays at 0.
 LR = 3e-4
 WARMUP = 5  # the rate rises over this many updates, …
 LR_END = 0.1  # … then falls to this share of LR
-CLIP = 0.2  # PPO's; grpo_loss says why it never acts here
+CLIP = 0.2  # PPO's; with one step per batch, as here, it does nothing
 MAX_NORM = 1.0  # a larger gradient is scaled down to this norm
 
 # A task is drawn from a seed. The ranges never overlap, so the model is never tested on
@@ -95,7 +95,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    rng.random()  # unused: with it the book decides whether to ask for one letter only
+    rng.random()  # unused, but the book draws here: a seed gives the same task in both
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
     present = sorted(set(text))
@@ -130,9 +130,9 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     If you change one thing in this file, change this function.
     """
     rest = reply.rpartition("</think>")[2]  # what follows the thinking
-    unclosed = "<think>" in rest  # a thought never ends: an answer in it is void
-    tags = re.findall("</?answer>", rest)
-    if tags != ["<answer>", "</answer>"] or unclosed:
+    if "<think>" in rest:  # a thought never ends: an answer in it is void
+        return 0.0
+    if re.findall("</?answer>", rest) != ["<answer>", "</answer>"]:
         return 0.0
     body = rest.partition("<answer>")[2].partition("</answer>")[0]
     try:
@@ -240,7 +240,7 @@ def new_lora() -> dict[str, torch.Tensor]:
     return {name: x.to(DEVICE).requires_grad_() for name, x in lora.items()}
 
 
-def policy_of(lora: dict) -> dict[str, torch.Tensor]:
+def weights_of(lora: dict) -> dict[str, torch.Tensor]:
     """W + (alpha / r) · B A (Hu et al. 2021). Gradients flow through it to A and B."""
     weights = dict(BASE)
     for name in BASE:
@@ -261,14 +261,11 @@ def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     return x * angle.cos() + swapped * angle.sin()
 
 
-LAST = (slice(None), -1)  # x[LAST] is x[:, -1]: the last position of each row
-
-
 def forward(
     weights: dict,
     ids: torch.Tensor,
     pad: torch.Tensor,
-    wanted=LAST,
+    wanted=None,
     cache=None,
     start=0,
 ) -> torch.Tensor:
@@ -276,8 +273,8 @@ def forward(
 
     ids     [B, T]
     pad     [B]; the first pad[b] tokens of row b are padding, and do not count
-    wanted  the M positions, as an index or a mask over [B, T]; by default the last one
-            of each row, so that M = B
+    wanted  a mask [B, T] with the M positions; None: the last one of each row, so that
+            M = B
     cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
             tokens that earlier calls have read; this call writes its own after them
     start   how many those are, per row
@@ -295,7 +292,13 @@ def forward(
         return x.transpose(1, 2)  # [B, heads, T, d]
 
     # A token sees itself and what came before it. Padding sees only itself: a row of
-    # the mask without any True would make attention NaN.
+    # the mask without any True would make attention NaN. With T = 4 and pad = 2:
+    #
+    #     key       0 1 2 3
+    #     query 0   x
+    #     query 1     x
+    #     query 2       x
+    #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1]
     first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
@@ -305,7 +308,7 @@ def forward(
     exponents = torch.arange(0, HEAD_DIM, 2, device=DEVICE) / HEAD_DIM
     inv_freq = ROPE_BASE**-exponents  # [d/2]
     angle = (positions - pad[:, None, None]) * inv_freq  # [B, T, d/2]
-    angle = angle.repeat(1, 1, 2)[:, None]  # [B, 1, T, d]
+    angle = angle.repeat(1, 1, 2)[:, None]  # [B, 1, T, d]: both halves turn alike
 
     x = F.embedding(ids, weights["model.embed_tokens.weight"])  # [B, T, D]
     for layer in range(LAYERS):
@@ -319,7 +322,7 @@ def forward(
         v = heads(h, f"{attn}.v")
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
-            k, v = cache[layer, :, :, :, : start + T]
+            k, v = cache[layer, :, :, :, : start + T]  # each [B, KV_HEADS, …, d]
         # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
         y = F.scaled_dot_product_attention(q, k, v, mask[:, None], enable_gqa=True)
         y = y.transpose(1, 2).reshape(B, T, HEADS * HEAD_DIM)
@@ -329,7 +332,8 @@ def forward(
         gate = F.silu(linear(h, f"{mlp}.gate"))
         x = x + linear(gate * linear(h, f"{mlp}.up"), f"{mlp}.down")
     # Only the wanted positions are compared with the vocabulary.
-    logits = norm(x[wanted], "norm") @ weights["model.embed_tokens.weight"].T  # [M, V]
+    x = x[:, -1] if wanted is None else x[wanted]  # [M, D]
+    logits = norm(x, "norm") @ weights["model.embed_tokens.weight"].T  # [M, V]
     return logits.log_softmax(-1)
 
 
@@ -374,7 +378,7 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     ids = torch.tensor(padded, device=DEVICE)  # [G, P]
     pad = torch.tensor([longest - len(p) for p in prompts], device=DEVICE)  # [G]
 
-    # Each prompt is read once and answered k times: B = G · k rows from here on.
+    # Each prompt is read once, in G rows, and then answered k times: B = G · k rows.
     size = (LAYERS, 2, len(tasks), KV_HEADS, longest + MAX_TOKENS, HEAD_DIM)
     cache = torch.zeros(size, device=DEVICE)
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
@@ -391,6 +395,7 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
             token = draw(logp, chance[:, t])  # [B]
         drawn.append(token)
         drawn_logp.append(logp.gather(1, token[:, None])[:, 0])
+        # A finished row goes on until all are done; what it adds is cut off below.
         done = done | (token == STOP)
         if done.all():
             break
@@ -404,7 +409,6 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
         for b in range(g * k, g * k + k):
             reply = tokens[b]
             if STOP in reply:
-                # A finished row went on until all were done: that is cut off.
                 reply = reply[: reply.index(STOP) + 1]
             text = "".join(TEXTS[i] for i in reply if i != STOP)
             old = logprobs[b][: len(reply)]
@@ -420,7 +424,8 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # In float32, seven rewards of 0.7 would get advantages of 0.06, by rounding.
+    # In float32 equal rewards may seem to differ: seven of 0.7 would get advantages of
+    # 0.06 in place of 0.
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -452,13 +457,13 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     not.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
-    when_drawn = [x for e in group for x in e.logprobs]
+    when_drawn = [x for e in group for x in e.logprobs]  # row after row, as logp
     old_logp = torch.tensor(when_drawn, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
-    # How likely a token is now, over how likely it was when it was drawn. With one step
-    # per batch, as here, every ratio is 1, its gradient is that of logp, and the clip
-    # does nothing. From a second step on, the clip would hold the policy near the one
-    # that drew the samples.
+    # How likely a token is now, over how likely it was when it was drawn. Here every
+    # ratio is 1, because there is one step per batch: its gradient is that of logp, and
+    # the clip does nothing. In a second step it would hold the policy near the one that
+    # drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
@@ -505,10 +510,10 @@ def warm_up(lora: dict, seed: int) -> None:
     for ask, counts in map(make_task, SFT_SEEDS):
         prompt = encode(CHAT.format(ask))
         reply = [*encode(demonstration(counts)), STOP]
-        demos.append(Episode(prompt, reply, logprobs=[]))  # it was not sampled
+        demos.append(Episode(prompt, reply, logprobs=[]))  # it was never played
     for i in range(SFT_STEPS):
         batch = rng.sample(demos, SFT_BATCH)
-        logp, _ = logprobs_of(policy_of(lora), batch)  # [M]
+        logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
         loss = -logp.mean()
         loss.backward()
         rise = (i + 1) / (SFT_STEPS / 10)
@@ -534,9 +539,9 @@ def draw_curve(rewards: list[float], height: int = 10, width: int = 60) -> None:
 def main(seed: int, updates: int) -> None:
     torch.manual_seed(seed)
     lora = new_lora()
-    evaluate(policy_of(lora), "before")
+    evaluate(weights_of(lora), "before")
     warm_up(lora, seed)
-    evaluate(policy_of(lora), "after SFT")
+    evaluate(weights_of(lora), "after SFT")
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # with fresh moments
     curve = []
     try:
@@ -546,7 +551,7 @@ def main(seed: int, updates: int) -> None:
             first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
             seeds = range(first_seed, first_seed + TASKS)
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
-            groups = play(policy_of(lora), seeds, K, chance)
+            groups = play(weights_of(lora), seeds, K, chance)
 
             # 2 compare: how much better was each reply than the others of its group?
             paid = [[e.reward for e in group] for group in groups]
@@ -556,8 +561,8 @@ def main(seed: int, updates: int) -> None:
             # 3 learn: the better ones become likelier, the worse ones less likely.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
-                    # backward() frees the graph of W + B A: each group needs its own.
-                    loss = grpo_loss(policy_of(lora), group, advantage)
+                    # backward() frees the graph, so W + B A is computed per group.
+                    loss = grpo_loss(weights_of(lora), group, advantage)
                     # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()
             rise = (i + 1) / WARMUP
@@ -573,7 +578,7 @@ def main(seed: int, updates: int) -> None:
             print(f"update {i + 1:3}  {line}", flush=True)
     except KeyboardInterrupt:
         print("stopped early; what it has learnt so far:")
-    evaluate(policy_of(lora), "after GRPO")
+    evaluate(weights_of(lora), "after GRPO")
     draw_curve(curve)
 
 

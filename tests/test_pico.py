@@ -141,7 +141,7 @@ def test_the_same_uniforms_draw_the_books_tokens(policy, monkeypatch, temperatur
     seeds = [3, 4, 5]
     groups = play(policy, TorchSampler(policy), NEW_ENV, seeds, k, limit, temperature, 7)
     chance = uniforms(7, seeds, k, limit) if temperature else None
-    ours = pico.play(pico.policy_of(lora_of(policy)), seeds, k, chance)
+    ours = pico.play(pico.weights_of(lora_of(policy)), seeds, k, chance)
     assert [len(group) for group in ours] == [k] * 3
     for book, e in zip(sum(groups, []), sum(ours, [])):
         n = book.sampled.index(True)
@@ -168,7 +168,7 @@ def test_loss_and_gradient_are_the_books_also_where_clipping_acts(policy):
     assert out.clipped.any() and not out.clipped.all()
     lora = lora_of(policy)
     expected = torch.autograd.grad(book, list(policy.trainable().values()))
-    ours = pico.grpo_loss(pico.policy_of(lora), [as_pico(e) for e in group], advantages) / 6
+    ours = pico.grpo_loss(pico.weights_of(lora), [as_pico(e) for e in group], advantages) / 6
     ours.backward()
     assert ours.item() == pytest.approx(book.item(), abs=1e-5)
     largest = max(float(g.abs().max()) for g in expected)
