@@ -23,11 +23,12 @@ is plain Python and knows nothing of tokens or tensors:
 
     reset(seed) -> messages        step(reply) -> (new messages, done)
     score() -> {"reward": …, …}    expert_reply() -> str
+    think: may a reply think?      tools: JSON schemas, or None
+    max_turns: 1, if an episode is always one turn
 
-It also has `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if
-an episode is always one turn, `max_turns = 1`. Any string is a legal reply: garbage
-lowers the reward but is not an error. The same seed and the same replies give the same
-score on any machine.
+The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
+reward but is not an error. The same seed and the same replies give the same score on
+any machine.
 
 Run me: `python env_letters.py` plays one task with each expert and three bad players.
 """
@@ -90,7 +91,11 @@ def words_between(shortest: int, longest: int) -> list[str]:
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
-    """Draw one task of a tier. The letters are distinct; some may not occur."""
+    """Draw one task of a tier. The letters are distinct; some may not occur.
+
+    The order of the draws is part of the task: in another order a seed would give
+    another one.
+    """
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
         text = rng.choice(words_between(shortest, longest))
@@ -116,13 +121,16 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
 
 def question(task: Task, think: bool) -> str:
     """The user's message."""
-    several = len(task.letters) > 1
-    letters = ("letters " if several else "letter ") + ", ".join(task.letters)
-    form = "counts as JSON" if several else "count as a number"
-    ask = f'Count the {letters} in "{task.text}".'
-    hint = "Think first inside <think> and </think> if that helps. Then give"
-    how = hint if think else "Do not think. Give"
-    return f"{ask} {how} the {form} inside <answer> and </answer>."
+    letters, form = "letter", "count as a number"
+    if len(task.letters) > 1:
+        letters, form = "letters", "counts as JSON"
+    how = "Do not think. Give"
+    if think:
+        how = "Think first inside <think> and </think> if that helps. Then give"
+    return (
+        f'Count the {letters} {", ".join(task.letters)} in "{task.text}". '
+        f"{how} the {form} inside <answer> and </answer>."
+    )
 
 
 def write_reply(task: Task, style: str) -> str:
@@ -183,7 +191,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
         return None
     if type(pairs) is not tuple or len({key for key, _ in pairs}) != len(pairs):
         return None
-    # 4. Each count is an integer. Not isinstance(), which would take True for one.
+    # 4. Each count is an integer. isinstance(True, int) holds, so types are compared.
     if not all(type(value) is int for _, value in pairs):
         return None
     return dict(pairs)
@@ -198,7 +206,7 @@ def score_reply(
 
         the answer                             partial              binary
         is not one well-formed answer          0                    0
-        comes with thinking, if not `think`    0                    0
+        comes with thinking, but may not       0                    0
         is about other letters                 0.1                  0
         is a wrong number (N is 1)             0.1                  0
         has n of N counts right                0.1 + 0.9 · n / N    0
@@ -231,9 +239,10 @@ def score_reply(
 
 
 def hides_thinking(reply: str, tag: str, most: int) -> bool:
-    """Is it more than one block <tag>…</tag>? Prose or white space may hide a tally.
+    """Does a reply that may not think hold anything besides one block <tag>…</tag>?
 
-    most: characters; no honest answer is longer, or has runs of white space.
+    Prose or white space may hide a tally. most: characters; no honest answer is longer,
+    or has runs of white space.
     """
     if len(reply) > most or re.search(r"\s{8}", reply):
         return True
@@ -252,7 +261,7 @@ def habit_of(reply: str) -> str:
 
 
 def check_choice(typed: str, value, choices, environment: str) -> None:
-    """Refuse a value that the environment does not know (any of the three uses it).
+    """Refuse a value that the environment does not know (all three call this).
 
     typed: flag and value, such as "--difficulty 6" or "--set version=0.1".
     """

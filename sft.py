@@ -58,8 +58,8 @@ def fitting(
     """(the demonstrations that fit RL's limits, {name: a warning about others}).
 
     Demonstrations longer than the model's context are left out. So are those with a
-    reply of more than max_tokens, because RL would cut it; but if every demonstration
-    has one, all are shown. ValueError if none fits the context.
+    reply of more than max_tokens, because RL would cut it. If all are too long for RL,
+    all are shown anyway. ValueError if none fits the context.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
@@ -106,8 +106,9 @@ def sft_step(
     before the optimizer step.
     """
     optimizer.zero_grad(set_to_none=True)
-    # The mean is over all expert tokens of the batch. Each process takes a part of
-    # the episodes, cut into pieces that fit the memory; the gradients add up.
+    # The mean is over all n expert tokens of the batch, however it is divided: each
+    # process takes its share of the episodes, cuts it into pieces that fit the memory,
+    # and the gradients add up.
     n = sum(e.reply_tokens for e in episodes)
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     own = parallel.share(by_length)  # this process's
