@@ -247,8 +247,10 @@ COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
 }
 
 
-def best_guess(tier: int, n: int = 256) -> np.ndarray:
+def best_guess(arm: dict) -> np.ndarray:
     """[n] development tasks: 1 if the commonest counts for that many letters are right."""
+    tier = int(re.findall(r"--difficulty (\d+)", arm["settings"])[-1])
+    n = len(of_seeds(arm, "final")[0])
     truths = [make_task(random.Random(DEV_SEEDS + i), tier).counts for i in range(n)]
     guess = {len(truth): truth for truth, _ in reversed(Counter(truths).most_common())}
     return np.array([float(truth == guess[len(truth)]) for truth in truths])
@@ -256,15 +258,15 @@ def best_guess(tier: int, n: int = 256) -> np.ndarray:
 
 def off_the_guess(arm: dict) -> str:
     """How many tasks are right at the end but not by the best guess, or vice versa; each seed."""
-    guess = best_guess(int(arm["name"][-1]))
+    guess = best_guess(arm)
     return " ".join(f"{abs(final - guess).sum():.0f}" for final in of_seeds(arm, "final"))
 
 
 def beyond_the_guess(arm: dict) -> str:
-    """Of the tasks of tier 2 that the best guess misses, what is right; each seed."""
+    """Of the tasks that the best guess misses, what is right; each seed."""
     found = []
     for before, after in zip(of_seeds(arm, "after_sft"), of_seeds(arm, "final")):
-        missed = best_guess(2, len(after)) == 0
+        missed = best_guess(arm) == 0
         found.append(f"{before[missed].mean():.0%} → {after[missed].mean():.0%}")
     return ", ".join(found)
 
@@ -349,7 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {"SmolLM2-135M, without thinking": "{what}"}
         | COURSE
         | {
-            "the best guess for all": lambda arm: f"{best_guess(int(arm['name'][-1])).mean():.1%}",
+            "the best guess for all": lambda arm: f"{best_guess(arm).mean():.1%}",
             "tasks that differ from it, each seed": off_the_guess,
         },
     ),
