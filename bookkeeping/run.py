@@ -75,7 +75,7 @@ class State:
 class Run:
     cfg: object
     home: Path | None  # the run folder; None: it is made once everything is ready
-    saved: Path | None  # the last checkpoint; None: not even SFT is done
+    saved: Path | None  # the checkpoint to go on from; None: not even SFT is done
     state: State
     keep: object  # the folder's lock, or the throwaway folder: released when the Run goes
     folder: Path | None = None  # where this process writes: home, or a throwaway folder
@@ -83,7 +83,7 @@ class Run:
     stopping: Event = field(default_factory=Event)  # set by Ctrl-C or SIGTERM
     lines: list[dict] = field(default_factory=list)  # of metrics.jsonl
     after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
-    wandb: object = None
+    wandb: object = None  # with --wandb, its run; only the first process has one
 
     def open(self, policy, optimizer) -> None:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
@@ -107,7 +107,8 @@ class Run:
         (self.folder / "summary.json").unlink(missing_ok=True)
         self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
         hear_signals(self.stopping)
-        self.wandb = open_wandb(cfg, self.folder) if first else None
+        if first and cfg.wandb:
+            self.wandb = open_wandb(cfg, self.folder)
 
     def go_on(self, policy, optimizer) -> None:
         """Take policy, optimizer and state from the checkpoint.
@@ -179,8 +180,9 @@ class Run:
         )
         state.tokens["trained"] += stats["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
-        self.to_wandb(line)
         self.lines.append(line)
+        if self.wandb:
+            log_wandb(self.wandb, line)
         minutes = (self.cfg.updates - state.updates) * sum(rollouts.seconds.values()) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
@@ -223,8 +225,9 @@ class Run:
             [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
         )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
-        # wandb has one row per update; the curve is in the report
-        self.to_wandb({"update": 0, **{f"sft/{k}": v for k, v in self.state.sft.items()}})
+        if self.wandb:  # it has one row per update; the curve is in the report
+            ends = {f"sft/{name}": loss for name, loss in self.state.sft.items()}
+            log_wandb(self.wandb, {"update": 0, **ends})
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.
@@ -232,20 +235,16 @@ class Run:
         results: {tasks: {measure: its interval}}.
         """
         evals = records.lines(self.folder / "evals.jsonl")
-        # wandb has one row per update, and before and after SFT are both update 0.
-        when = "eval" if evals[-1]["stage"] != "before" else "before"
-        means = {
-            f"{when}/{tasks}/{name}": found.mean
-            for tasks, measures in results.items()
-            for name, found in measures.items()
-        }
-        self.to_wandb({"update": self.state.updates, **means})
-        self.tell(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
-
-    @may_fail()
-    def to_wandb(self, line: dict) -> None:
         if self.wandb:
-            self.wandb.log(line, step=line["update"])
+            # It has one row per update, and before and after SFT are both update 0.
+            when = "eval" if evals[-1]["stage"] != "before" else "before"
+            means = {
+                f"{when}/{tasks}/{name}": found.mean
+                for tasks, measures in results.items()
+                for name, found in measures.items()
+            }
+            log_wandb(self.wandb, {"update": self.state.updates, **means})
+        self.tell(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
@@ -268,10 +267,9 @@ class Run:
         ratios = [[ratios_of(policy, e, self.cfg, update) for e in group] for group in shown]
         records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
         self.state.seconds["total"] = time.monotonic() - self.began
-        self.saved = self.home / "checkpoint"
         if parallel.rank() == 0:
             run_folder.save_checkpoint(
-                self.saved, policy, optimizer, asdict(self.state), self.after_sft
+                self.home / "checkpoint", policy, optimizer, asdict(self.state), self.after_sft
             )
 
     def stop_asked(self) -> bool:
@@ -309,12 +307,12 @@ def open_run(cfg, typed: set[str]) -> Run:
 
     Raises SystemExit and ValueError with one sentence if the run cannot start or continue.
     """
-    first = parallel.rank() == 0
     home, saved, keep = None, None, None
-    if first and cfg.resume:
-        home, saved, keep = run_folder.resume_folder(cfg, typed)
-    elif first:
-        run_folder.refuse_taken(cfg)
+    if parallel.rank() == 0:
+        if cfg.resume:
+            home, saved, keep = run_folder.resume_folder(cfg, typed)
+        else:
+            run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
     level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
@@ -339,11 +337,12 @@ def ratios_of(policy, e, cfg, update: int) -> list[float]:
 
 def one_line(line: dict) -> str:
     """The printed line of an update."""
-    low, high = line["reward_low"], line["reward_high"]
-    reward = f"update {line['update']:4}  reward {line['reward']:.2f} [{low:.2f}, {high:.2f}]"
+    reward = "update {update:4}  reward {reward:.2f} [{reward_low:.2f}, {reward_high:.2f}]"
     shown = [f"{title} {line[name]:{form}}" for name, title, form in PRINTED if name in line]
     waiting = sum(line[f"seconds_{part}"] for part in SECONDS if part != "train")
-    return "  ".join([reward, *shown, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"])
+    return "  ".join(
+        [reward.format_map(line), *shown, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"]
+    )
 
 
 def hear_signals(stopping: Event) -> None:
@@ -390,14 +389,12 @@ def machine(policy) -> dict:
 
 @may_fail()
 def open_wandb(cfg, folder: Path):
-    """wandb's run for this folder, or None. It never asks, and never stops a run.
+    """wandb's run for this folder, or None if that failed. It never asks, and never stops a run.
 
     The folder keeps wandb's id of it, so that a resumed run continues the same curves.
     WANDB_PROJECT, _NAME and _RUN_ID (which a sweep sets) are read here; _ENTITY, _TAGS, _NOTES and
     others by wandb.
     """
-    if not cfg.wandb:
-        return None
     import wandb
 
     kept = folder / "wandb_id"
@@ -426,6 +423,12 @@ def open_wandb(cfg, folder: Path):
     if mode == "online":
         print(f"wandb: {run.url}")
     return run
+
+
+@may_fail()
+def log_wandb(run, line: dict) -> None:
+    """A row of wandb's; a curve's step is the update."""
+    run.log(line, step=line["update"])
 
 
 @may_fail()

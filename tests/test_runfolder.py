@@ -128,8 +128,7 @@ def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):
         steps.append(step)
         raise ConnectionResetError("Connection lost")
 
-    run = SimpleNamespace(wandb=SimpleNamespace(log=lost))
-    run_records.Run.to_wandb(run, {"update": 3, "reward": 1})
+    run_records.log_wandb(SimpleNamespace(log=lost), {"update": 3, "reward": 1})
     assert "wandb failed (Connection lost)" in capsys.readouterr().out
     assert steps == [3]  # a curve's step is the update
 
