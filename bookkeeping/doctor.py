@@ -267,10 +267,12 @@ def silent(lines: Lines) -> Found | None:
 
 def few_groups(lines: Lines, n: int = 30) -> Found | None:
     """A gradient from few groups is mostly noise: the reward has not risen since the start."""
-    share, here = last(lines, "groups_with_signal", n), at_level(lines)
+    share = last(lines, "groups_with_signal", n)
+    if not (share[-FEWEST:].any() and share.mean() <= FEW):
+        return None
+    here = at_level(lines)
     was, now, risen, errors = rise(every(here, "reward"), fewest=n)
-    stands = errors <= MEASURABLE and risen <= 0.1 and not solved(here)
-    if share[-FEWEST:].any() and share.mean() <= FEW and stands:
+    if errors <= MEASURABLE and risen <= 0.1 and not solved(here):
         return {
             "few groups": f"in the last {n} updates {share.mean():.0%} of the groups had rewards "
             f"that differ, and the mean reward has not risen ({was:.2f} at first, {now:.2f} now)"
@@ -285,10 +287,12 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     groups have a signal, zeros are no surprise. Nor are they if all replies were cut short and left
     out of the loss (TRL's mask_truncated_completions).
     """
+    if not last(lines, "grad_norm", n).max() <= 1e-8:  # or it is not known
+        return None
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
     left_out = last(lines, "truncated", n).min() >= 0.95 and not same
     few = quiet(lines, n) or last(lines, "groups_with_signal", n).mean() <= FEW
-    if last(lines, "grad_norm", n).max() <= 1e-8 and not (few or left_out):
+    if not (few or left_out):
         told = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": told}
 
@@ -406,14 +410,16 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
     gap, age, ratio, twice = (
         last(trained, name, n) for name in ("mismatch", "off_policy_steps", "ratio", "twice")
     )
+    if age.max() > 0:  # other frameworks log no age
+        moved = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
+        if moved and np.abs(ratio - 1).max() <= 1e-6:
+            return {
+                "uncorrected": f"samples are {age.mean():.0f} updates old and their log-probs have "
+                f"moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000"
+            }
+        return None
     allowed = lines[-1].get("rounding", 0.03)
-    old = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
-    if old and np.abs(ratio - 1).max() <= 1e-6:
-        return {
-            "uncorrected": f"samples are {age.mean():.0f} updates old and their log-probs have "
-            f"moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000"
-        }
-    if not gap.min() > allowed or age.max() > 0:  # other frameworks log no age
+    if not gap.min() > allowed:
         return None
     much = (
         f"trainer and sampler give a token log-probs that differ by {gap[-1]:.3f} nats on average, "
@@ -466,18 +472,23 @@ BEYOND = {  # {column: the sentence about the mean of those updates, and of the 
 
 
 def beyond(lines: Lines) -> Found:
-    """Columns that are beyond their limit. With samples of older weights, engines may disagree."""
+    """Columns that are beyond their limit."""
     found = {}
     here = at_level(lines)
     for column, (symptom, n, compare, limit, times) in LIMITS.items():
         values, first = last(here, column, n), every(here[:-n][:START], column)
         was = np.median(first) if len(first) else math.nan
-        passes = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
-        passes |= symptom == "KL" and values.mean() < 0.8 * was  # large from the start, but falls
         bound = min(max(times * was, limit), MOST[column]) if times else limit
-        if compare(values, bound).all() and not passes:
+        if compare(values, bound).all() and not is_no_illness(symptom, lines, values, was):
             found[symptom] = f"in the last {n} updates " + BEYOND[column].format(values.mean(), was)
     return found
+
+
+def is_no_illness(symptom: str, lines: Lines, values: np.ndarray, was: float) -> bool:
+    """With samples of older weights engines may disagree, and a KL may fall from a high start."""
+    if symptom == "engine":
+        return last(lines, "off_policy_steps", len(values)).min() > 1
+    return symptom == "KL" and values.mean() < 0.8 * was
 
 
 RULES = [
@@ -503,8 +514,8 @@ def of_run(evals: list[dict], sft_steps: int) -> Lines:
     return [e for e in evals if e.get("trained") and e.get("stage") in STAGES[not sft_steps :]]
 
 
-def went(before: dict, after: dict, name: str) -> tuple[float, str]:
-    """(by how many standard errors a measure rose, a text about it), over the tasks of both.
+def rose(before: dict, after: dict, name: str) -> float:
+    """By how many standard errors a measure rose, over the tasks of both.
 
     As in compare.permutation_test: if nothing has changed, every difference could as well have the
     other sign, and the sum of n such differences has variance Σ difference². So at least z² tasks
@@ -512,13 +523,22 @@ def went(before: dict, after: dict, name: str) -> tuple[float, str]:
     change that is too small to act on (from 1.223 to 1.216 in swarm), so a change of less than 1%
     counts as none.
     """
-    before, after = records.same_tasks(before, after)
-    was, now = (np.array(e[name], dtype=float) for e in (before, after))
-    errors = (now - was).sum() / np.sqrt(max(((now - was) ** 2).sum(), 1e-12))
+    was, now = paired(before, after, name)
     if abs(now.mean() - was.mean()) < 0.01 * abs(was.mean()):
-        errors = 0.0
+        return 0.0
+    return (now - was).sum() / np.sqrt(max(((now - was) ** 2).sum(), 1e-12))
+
+
+def paired(before: dict, after: dict, name: str) -> list[np.ndarray]:
+    """A measure in both evaluations, [n] each, over the tasks of both."""
+    return [np.array(e[name], dtype=float) for e in records.same_tasks(before, after)]
+
+
+def went(before: dict, after: dict, name: str) -> str:
+    """How a measure changed, in words."""
+    was, now = paired(before, after, name)
     what = {"exact": "exact answers", "reward": "the mean reward"}.get(name, name)
-    return errors, (
+    return (
         f"{what} went from {was.mean():.3f} to {now.mean():.3f}, "
         f"{metrics.gain(was, now).signed()}, n={len(now)}, paired"
     )
@@ -534,11 +554,11 @@ def after_sft(evals: Lines) -> Found | None:
         for name in ("exact", "reward", "format", "reply_tokens")
         if name in sft and name in before
     ]
-    errors, told = went(before, sft, seen[0])
-    if errors < -SURE_AT_END:
-        return {"bad SFT": f"over SFT {told}"}
-    still = all(abs(went(before, sft, name)[0]) <= MEASURABLE for name in seen)
+    if rose(before, sft, seen[0]) < -SURE_AT_END:
+        return {"bad SFT": f"over SFT {went(before, sft, seen[0])}"}
+    still = all(abs(rose(before, sft, name)) <= MEASURABLE for name in seen)
     if still and len(sft["reward"]) >= 64:  # fewer cannot show that nothing has changed
+        told = went(before, sft, seen[0])
         return {"no SFT": f"over SFT {told}, and neither format nor length of the replies moved"}
 
 
@@ -550,15 +570,15 @@ def after_grpo(evals: Lines) -> Found | None:
     goal = "exact" if all("exact" in e for e in evals) else "reward"
     trained = evals[stages.index("after_sft") :]
     sure = SURE_AT_END if now["stage"] == "final" else SURE
-    best = max(trained, key=lambda e: np.mean(e[goal]))
-    (paid, rose), (right, moved) = (went(trained[0], now, name) for name in ("reward", goal))
+    paid, right = (rose(trained[0], now, name) for name in ("reward", goal))
     if paid >= sure and right <= 1 - sure:
-        return {"pays something else": f"on development tasks {rose}, and {moved}"}
+        more, moved = (went(trained[0], now, name) for name in ("reward", goal))
+        return {"pays something else": f"on development tasks {more}, and {moved}"}
     if right < -sure:
-        return {"lost": f"since SFT {moved}"}
-    right, moved = went(best, now, goal)
-    if right < -SURE:
-        return {"past its best": f"since update {best['update']} {moved}"}
+        return {"lost": f"since SFT {went(trained[0], now, goal)}"}
+    best = max(trained, key=lambda e: np.mean(e[goal]))
+    if rose(best, now, goal) < -SURE:
+        return {"past its best": f"since update {best['update']} {went(best, now, goal)}"}
 
 
 EVALUATED = [after_sft, after_grpo]
