@@ -89,20 +89,19 @@ def render_marks(tokenizer, template: str) -> Template:
 
     said = lambda role: {"role": role, "content": MARK}
     ask = {"role": "user", "content": "?"}
-    last = text(ask, said("assistant"), prompt=False).partition(MARK)[2]
-    between = text(ask, said("assistant"), ask).partition(MARK)[2]
-    ends = [end_of_turn(tokenizer, after)[1] for after in (last, between)]
+    # A conversation that ends with a reply, and one that goes on after it.
+    two = (text(ask, said("assistant"), prompt=False), text(ask, said("assistant"), ask))
+    last, between = (end_of_turn(tokenizer, whole.partition(MARK)[2])[1] for whole in two)
     told = text(ask, said("assistant"), said("tool"), tools=[A_TOOL])
     # The form in which the environments read a call; they do not read others.
     needed = ("look_up", "<tool_call>", '"arguments"', MARK)
-    days = {text(ask, today=day) for day in ("2001-02-03", "2004-05-06")}
     return Template(
-        end=ends[1] if ends[0] is None else ends[0],
-        header=ends[0] is None,
+        end=between if last is None else last,
+        header=last is None,
         opens=opened_thought(text(ask)),
         tools=all(part in told.replace(MARK, "", 1) for part in needed),
         system=MARK in text(said("system"), ask),
-        dated=len(days) > 1,
+        dated=text(ask, today="2001-02-03") != text(ask, today="2004-05-06"),
     )
 
 

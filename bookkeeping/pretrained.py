@@ -6,6 +6,7 @@ of the file chooses the device it runs on, and the number format.
 """
 
 import json
+import re
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -65,8 +66,8 @@ def refuse_pickles(folder: Path) -> None:
     )
     named = config.get("transformers_weights") or "model.safetensors"
     for file in {str(f) for f in (named, *index.get("weight_map", {}).values())}:
-        elsewhere = any(c in file for c in "/\\:")  # Windows has three ways into another folder
-        if elsewhere or not file.endswith((".safetensors", ".safetensors.index.json")):
+        # Windows has three ways into another folder: / and \ and :
+        if not re.fullmatch(r"[^/\\:]*\.safetensors(\.index\.json)?", file):
             raise ValueError(
                 f"its weights are said to be in {file}, and only safetensors beside the config are "
                 "read"
