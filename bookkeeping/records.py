@@ -12,6 +12,7 @@ with its log-prob, and with how much likelier the next update made it.
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -99,14 +100,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+# {what HTML or Markdown would read as markup: what is written in its place}
+MARKUP = str.maketrans({"<": "&lt;", "`": "'", "|": "¦"})
+
+
 def clean(x):
     """Safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell.
 
     In a list or a dict, every text becomes safe.
     """
     if isinstance(x, str):
-        text = printable(x).replace("<", "&lt;").replace("`", "'")
-        return text.replace("](", "] (").replace("|", "¦")
+        return printable(x).replace("](", "] (").translate(MARKUP)
     if isinstance(x, dict):
         return {clean(k): clean(v) for k, v in x.items()}
     return [clean(v) for v in x] if isinstance(x, list) else x
@@ -218,7 +222,7 @@ def save_episodes(
                 "reply_tokens": e.reply_tokens,
                 "logprob": round(sum(e.logprobs), 3),
                 "messages": e.messages,
-                "segments": segments(policy, e, None if stage else ratios[g][i]),
+                "segments": [*segments(policy, e, None if stage else ratios[g][i])],
             }
             append(folder / "episodes.jsonl", record)
     thin(folder / "episodes.jsonl")
@@ -229,28 +233,24 @@ def one_number(advantage) -> float:
     return round(float(advantage.sum()) / max(1, advantage.numel()), 4)
 
 
-def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
+def segments(policy, episode, ratios: list[float] | None) -> Iterator[dict]:
     """An episode cut where the speaker changes: given text, and the policy's tokens with numbers.
 
     ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
     """
-    out = []
     numbers = iter(ratios or [])
     tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)  # none if played over an API
     for sampled, part in groupby(tokens, key=lambda token: token[1]):
         ids, _, logprobs = zip(*part)
-        decode = policy.tokenizer.decode
-        out.append(
-            {
+        if sampled:
+            yield {
                 "role": "policy",
-                "tokens": [decode([t]) for t in ids],
+                "tokens": [policy.tokenizer.decode([t]) for t in ids],
                 "logprobs": [round(x, 4) for x in logprobs],
                 "ratios": ratios and [round(next(numbers), 4) for _ in ids],
             }
-            if sampled
-            else {"role": "given", "text": decode(list(ids))}
-        )
-    return out
+        else:
+            yield {"role": "given", "text": policy.tokenizer.decode(list(ids))}
 
 
 def thin(path: Path, most: int = MOST_BYTES) -> None:

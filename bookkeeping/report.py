@@ -115,8 +115,9 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     evals = [e for e in evals if e["stage"] in STAGES]
     results = {}
     for e in evals:
-        stages = results.setdefault(e["tasks"], {})
-        stages[e["stage"]] = {name: vars(average(values(e, name))) for name in measures(e)}
+        results.setdefault(e["tasks"], {})[e["stage"]] = {
+            name: vars(average(values(e, name))) for name in measures(e)
+        }
     ends = (e for e in evals if e["trained"] and e["stage"] != "before")
     sft, final = records.same_tasks(*ends)
     gains = {"gain": "exact", "gain_reward": "reward"}
@@ -284,9 +285,11 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
-    told = told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
-    peaks = [largest(lines, name) for name in LARGEST if any(name in line for line in lines)]
-    return [f"Training reward. {training_reward(lines)}", *peaks, *told]
+    return [
+        f"Training reward. {training_reward(lines)}",
+        *(largest(lines, name) for name in LARGEST if any(name in line for line in lines)),
+        *(told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]),
+    ]
 
 
 def largest(lines: list[dict], name: str) -> str:
@@ -340,13 +343,15 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
 def curves(evals: list[dict], measure: str) -> list[dict]:
     """A series per task set, rounded as in the tables: page, picture and report.md agree."""
     digits, factor, _ = scale(measure)
-    series = {}
+    found = {}
     for e in sorted(evals, key=lambda e: not e["trained"]):
         mean = average(values(e, measure))
         ends = [round(factor * v, digits) for v in (mean.mean, mean.low, mean.high)]
-        empty = {"name": e["tasks"], "plain": not e["trained"], "points": []}
-        series.setdefault(e["tasks"], empty)["points"].append([time_of(e), *ends])
-    return list(series.values())
+        found.setdefault((e["tasks"], not e["trained"]), []).append([time_of(e), *ends])
+    return [
+        {"name": tasks, "plain": plain, "points": points}
+        for (tasks, plain), points in found.items()
+    ]
 
 
 def time_of(e: dict) -> int:
@@ -376,8 +381,11 @@ def write(folder: Path) -> None:
 
 def text(run: dict) -> str:
     """report.md: the head, which a run prints at its end, the settings, the sections."""
-    facts = "; ".join(f"{label}: {value}" for label, value in run["facts"])
-    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"], facts]
+    lead = [
+        "Greedy, development tasks, 95% intervals.",
+        *run["notes"],
+        "; ".join(f"{label}: {value}" for label, value in run["facts"]),
+    ]
     sections = [
         run["headline"] | {"text": lead},
         section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())]),

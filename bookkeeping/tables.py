@@ -192,10 +192,12 @@ def chart(title: str, series: list[dict], unit="", marks=()) -> dict:
 
 def rolling(lines: list[dict]) -> dict:
     """A series: the mean reward of the last updates."""
-    recent = [lines[max(0, i + 1 - ROLLING) : i + 1] for i in range(len(lines))]
     return {
         "name": f"mean of the last {ROLLING}",
-        "points": [[last[-1]["update"], mean_of(last, "reward"), None, None] for last in recent],
+        "points": [
+            [line["update"], mean_of(lines[max(0, n - ROLLING) : n], "reward"), None, None]
+            for n, line in enumerate(lines, 1)
+        ],
     }
 
 
