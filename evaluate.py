@@ -30,8 +30,7 @@ import metrics
 from bookkeeping import doctor, records, report, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint
-from bookkeeping.guard import guarded, preflight
-from bookkeeping.refusals import check, tell_unread
+from bookkeeping.refusals import check, guarded, preflight, tell_unread
 from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import choose_model

@@ -65,7 +65,7 @@ class Episode:
 
 
 class EnvironmentFailed(Exception):
-    """An environment raised or gave no answer in time (bookkeeping/guard.py)."""
+    """An environment raised or gave no answer in time (bookkeeping/refusals.py)."""
 
 
 @contextmanager

@@ -20,7 +20,7 @@ if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("torch is loading, which takes seconds", flush=True)
 
 from bookkeeping import chat, refusals
-from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
+from bookkeeping.refusals import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import open_run
 from evaluate import (
     evaluate_only,

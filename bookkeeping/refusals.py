@@ -1,19 +1,46 @@
-"""Settings that cannot work are refused before anything is loaded, in one sentence with the flag.
+"""What is refused, as early as can be, in one sentence that says what to change.
 
-REFUSALS is the table: flags, when they are wrong, and why. A check that needs more than a line is a
-function below it. What only an environment knows (which versions swarm has) its class checks
-itself, and bookkeeping/guard.py plays an episode of it.
+Settings that cannot work, before anything is loaded. REFUSALS is the table: flags, when they are
+wrong, and why. A check that needs more than a line is a function below it. What only an environment
+knows (which versions swarm has) its class checks itself.
+
+Answers that an environment must not give. It may be anybody's code. If it raises, exits, does not
+answer within a minute, or returns something of the wrong type, that costs one episode and not a run
+of days: `Guarded` wraps it, checks each answer against ANSWERS, and turns every failure into
+rollout.EnvironmentFailed, with one line that says what happened and where. `preflight` plays the
+environment through the same wrapper before a model is loaded; there a failure ends the command.
+
+Our own three are played without it. Any string is a legal reply to them, and tests/test_hostile.py
+plays them through the wrapper to show it. So if you edit one of them and make a mistake, the run
+ends with a traceback (a ValueError ends only its episode: rollout.failure_ends).
+
+A run that cannot go on. `one_sentence` ends it without a traceback if the failure is a known one.
 """
 
+import json
 import math
+import os
 import re
+import sys
+import traceback
+from asyncio import CancelledError
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
+from pathlib import Path
 
+import rollout
+import sft
+from bookkeeping import folder
 from bookkeeping.presets import BY_ENV, PRESETS
-from fast import parallel
-from fast.batches import IMPORTANCE
+from bookkeeping.records import printable
+from fast import machine, parallel
+from fast.ahead import SECONDS
+from fast.batches import COLUMNS, IMPORTANCE
 from grpo import LOSSES
 from settings import (
+    DEV_SEEDS,
     MOST_UPDATES,
     OF_ENVIRONMENTS,
     SFT_SEEDS,
@@ -28,10 +55,38 @@ from settings import (
     make_env,
     mistake,
     option,
+    promote_of,
     short,
+    task_seeds,
 )
 
 MOST_THREADS = 1024  # more is a typing error
+# For one call of an environment. An environment that needs more (a judge over the network) has its
+# own attribute `seconds`.
+ENV_SECONDS = 60.0
+MOST_TURNS = 100  # in an episode that preflight plays
+ROLES = ("system", "user", "assistant", "tool")  # templates leave out messages with other roles
+OURS = ("env_letters", "env_alphabet", "env_swarm")  # modules whose environments need no guard
+
+# Columns of the logs: an entry of a score with such a name would overwrite them.
+TAKEN = {*COLUMNS, *(f"seconds_{part}" for part in SECONDS)} | {
+    "update",
+    "stage",
+    "tasks",
+    "trained",
+    "missing",
+    "level",
+    "n",
+    "errors",
+    "reply_tokens",
+    "reward_low",
+    "reward_high",
+    "exact_reward",
+    "deviation",
+}
+
+
+# ----------------------------------------------------------------------------------------- settings
 
 
 def number(enough):
@@ -237,3 +292,260 @@ def tell_unread(cfg: Config, typed: set[str]) -> None:
     useless = sorted(typed & OF_ENVIRONMENTS.keys() - read)
     if useless:
         print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")
+
+
+# ------------------------------------------------------------------------- an environment's answers
+
+
+def messages_of(found) -> list[dict]:
+    if not (found and isinstance(found, list) and {m["role"] for m in found} <= {*ROLES}):
+        raise ValueError
+    text_of("".join(m["content"] for m in found))
+    json.dumps(found)  # episodes.jsonl keeps them, with everything else that a message holds
+    return found
+
+
+def text_of(found) -> str:
+    """A str of whole characters: half of a surrogate pair is not one, and breaks tokenizers."""
+    str.encode(found)
+    return found
+
+
+def answer_of(found) -> tuple[list[dict], bool]:
+    messages, over = found
+    if type(over).__name__ not in ("bool", "bool_"):  # the second is NumPy's
+        raise ValueError
+    return messages if over else messages_of(messages), bool(over)
+
+
+def numbers_of(found) -> dict[str, float]:
+    marks = {text_of(name): float(value) for name, value in dict(found).items()}
+    if not (math.isfinite(marks["reward"]) and TAKEN.isdisjoint(marks)):
+        raise ValueError
+    return marks
+
+
+ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answer should be)
+    "reset": (
+        messages_of,
+        'a list of messages that JSON can write, such as {"role": "user", "content": "1 + 1?"}, '
+        f"with a role of {', '.join(ROLES)}",
+    ),
+    "step": (
+        answer_of,
+        "(new messages, is it over?), with a message to answer unless it is over",
+    ),
+    "score": (
+        numbers_of,
+        'a dict of named numbers with a finite "reward"',
+    ),
+    "expert_reply": (text_of, "a text"),
+}
+
+
+class Guarded:
+    """An environment whose methods raise only `failure`, with one line that says what and where."""
+
+    def __init__(self, env, failure: type = rollout.EnvironmentFailed):
+        self.env, self.failure = env, failure
+
+    def __getattr__(self, name: str):
+        if name in ANSWERS:
+            return partial(self._ask, name)
+        return getattr(self.env, name)  # think, tools, max_turns …
+
+    def _ask(self, method: str, *given):
+        read, right = ANSWERS[method]
+        try:
+            seconds = getattr(self.env, "seconds", ENV_SECONDS)
+            found = machine.in_time(seconds, getattr(self.env, method), *given)
+        except (Exception, machine.Hung, SystemExit, CancelledError) as error:
+            # It may execute replies, and a policy may write exit(). Ctrl-C still ends the run.
+            raise self.failure(told(error)) from None
+        try:
+            return read(found)
+        except Exception:
+            if isinstance(found, dict) and (taken := TAKEN & found.keys()):
+                right = f"a dict without {min(taken)!r}, which is a column of the logs: rename it"
+            raise self.failure(
+                f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
+            ) from None
+
+
+def guarded(make_env: Callable, *given):
+    """make_env(*given), wrapped unless it is ours. partial(guarded, make_env, …) can be pickled."""
+    env = make_env(*given)
+    return env if type(env).__module__ in OURS else Guarded(env)
+
+
+def told(error: BaseException) -> str:
+    """What happened and where, in one line that is safe to print (it may quote a reply)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in frames if f.filename not in (__file__, machine.__file__)]
+    # The environment's own frames, not those of the code it calls.
+    own = [f for f in frames if f.filename == frames[0].filename]
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {printable(' '.join(str(error).split())[:300])}{where}"
+
+
+def place(env, method: str) -> str:
+    """'step (vowels.py:20)': where a method begins."""
+    code = getattr(getattr(type(env), method, None), "__code__", None)
+    return f"{method} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else method
+
+
+def shown(value) -> str:
+    return printable(repr(value)[:100])
+
+
+# ------------------------------------------------------------------------- before a model is loaded
+
+
+def preflight(cfg) -> None:
+    """Try out an environment that is not ours. ValueError says what is wrong, and where."""
+    page = {"yours": "docs/fork.md", "known": "docs/tasks.md"}.get(kind(cfg.env))
+    if page is None:
+        return
+    try:
+        promote = promote_of(cfg.env) if cfg.curriculum else None
+        for level in levels_of(cfg.env) or [cfg.difficulty]:
+            check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0, promote)
+    except ValueError as wrong:
+        raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
+    if kind(cfg.env) == "known":
+        print(make_env(cfg, cfg.difficulty).about)
+
+
+def check_environment(new_env: Callable, expert: bool, promote) -> None:
+    """Play a task of each range of seeds, with the expert and with empty replies.
+
+    new_env() -> an environment; expert: does SFT learn from one? promote: the rule by which a
+    curriculum climbs, or None. ValueError if an answer has the wrong type, a seed does not
+    determine the task, or the expert earns no more than an empty reply.
+    """
+
+    def play(seed: int, reply: Callable, most=MOST_TURNS) -> tuple[dict[str, float], bool]:
+        env = Guarded(new_env(), ValueError)
+        env.reset(seed)
+        done = any(env.step(reply(env))[1] for _ in range(most))  # until the first True
+        return env.score(), done
+
+    env = Guarded(new_env(), ValueError)
+    seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, DEV_SEEDS)
+    openings = [Guarded(new_env(), ValueError).reset(seed) for seed in seeds]
+    play(seeds[0], lambda env: "", most=1)  # a run may cut an episode after any reply
+    silent = [play(seed, lambda env: "")[0] for seed in seeds]
+    shown_how = [play(seed, lambda env: env.expert_reply()) for seed in seeds if expert]
+    reset, step = place(env.env, "reset"), place(env.env, "step")
+    empty = sum(score["reward"] for score in silent) / 4
+    right = sum(score["reward"] for score, _ in shown_how) / 4
+    for wrong, why in (
+        (not isinstance(env.think, bool), f"think is {shown(env.think)}; give True or False"),
+        (
+            not isinstance(env.tools, list | None),
+            f"tools is {shown(env.tools)}; give None or a list of JSON schemas",
+        ),
+        (openings != [env.reset(s) for s in seeds], f"{reset} gave two openings for one seed"),
+        (openings == openings[:1] * 4, f"{reset} gave the same opening for every seed"),
+        (
+            not all(done for _, done in shown_how),
+            f"{step} did not end the expert's episode within {MOST_TURNS} turns",
+        ),
+        (
+            expert and right <= empty,
+            f"the expert earns {right:g} and an empty reply {empty:g}; "
+            "SFT learns from the expert, so it should earn more",
+        ),
+        (
+            promote
+            and not (
+                isinstance(promote, tuple)
+                and promote[0] in silent[0]
+                and isinstance(promote[-1], int | float)
+            ),
+            f"promote is {shown(promote)}; give a measure and the mean to reach, as in "
+            f'("reward", 0.75); the score has {", ".join(silent[0])}',
+        ),
+    ):
+        if wrong:
+            raise ValueError(why)
+
+
+def other_opening(policy, cfg) -> dict[str, str]:
+    """{"template": sentence} if a task's prompt in RL differs from the one in SFT, else {}.
+
+    The most frequent cause is another chat template. Without an expert there is nothing to compare.
+    """
+    env, seed = guarded(make_env, cfg, cfg.difficulty), task_seeds(cfg, 0)[0]
+    try:
+        prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
+        demonstration = sft.expert_episode(policy, env, seed).token_ids
+    except Exception:  # the code may be anybody's, and may have no expert
+        return {}
+    if demonstration[: len(prompt)] == prompt:
+        return {}
+    n = len(os.path.commonprefix([prompt, demonstration]))
+    text = lambda ids: repr(policy.tokenizer.decode(ids[n : n + 6]))
+    return {
+        "template": "the prompts that the policy samples from are not written as those of SFT: "
+        f"token {n} on, {text(prompt)} and not {text(demonstration)}; "
+        "make both with the same chat template"
+    }
+
+
+# ------------------------------------------------------------------------------------- one sentence
+
+
+def with_place(error: Exception) -> str:
+    """Our own sentence as it is; to Python's, file and line are added, which it does not have."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = (last.line or "").startswith("raise")
+    return str(error) if ours else f"{error} ({last.filename}:{last.lineno})"
+
+
+# (is it this one?, what went wrong, what to do with a checkpoint, and without one)
+KNOWN = (
+    (lambda error: isinstance(error, ValueError | machine.CannotGoOn), with_place, "", ""),
+    (
+        machine.out_of_memory,
+        lambda error: f"out of GPU memory ({(str(error).splitlines() or [''])[0]})",
+        "; the last checkpoint is kept: --resume it with a lower --micro-tokens, or start again "
+        "with --gradient-checkpointing",
+        "; start again with a lower --micro-tokens, or with --gradient-checkpointing",
+    ),
+    (
+        lambda error: isinstance(error, FloatingPointError),
+        lambda error: f"training stopped: {error}",
+        "; the last good checkpoint is kept for --eval-only; start a new run with a lower --lr",
+        "; nothing was saved yet; start again with a lower --sft-lr",
+    ),
+    (
+        lambda error: isinstance(error, OSError) and error.errno is not None,
+        lambda error: f"{error.strerror}: {error.filename or 'writing the run folder'}",
+        "; the last checkpoint is kept; free some space or fix the path, then --resume",
+        "; nothing was saved yet; free some space or fix the path, then start again",
+    ),
+)
+
+
+@contextmanager
+def one_sentence():
+    """Turn known failures of a run into SystemExit with one sentence.
+
+    The sentence mentions a checkpoint only if there is one.
+    """
+    folder.own.clear()
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nstopped at once{folder.how_to_go_on()}", file=sys.stderr)
+        raise SystemExit(130) from None  # the exit status of Ctrl-C in a shell
+    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+        for fits, what, if_kept, if_none in KNOWN:
+            if fits(error):
+                cure = if_kept if folder.has_checkpoint() else if_none
+                raise SystemExit(what(error) + cure) from None
+        raise
+    finally:
+        if folder.own and sys.stderr.isatty():
+            print(file=sys.stderr)  # a progress bar may be open, and the sentence goes below it

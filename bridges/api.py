@@ -47,8 +47,7 @@ from tqdm import tqdm
 from bookkeeping import records, report
 from bookkeeping.chat import QWEN, in_plain_words
 from bookkeeping.folder import code_hash, make_folder
-from bookkeeping.guard import Guarded, preflight
-from bookkeeping.refusals import check
+from bookkeeping.refusals import Guarded, check, preflight
 from env_letters import split_thinking
 from evaluate import eval_line
 from rollout import EnvironmentFailed, Episode, finish

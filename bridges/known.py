@@ -93,7 +93,7 @@ class Known:
 
     tools = None
     max_turns = 1
-    seconds = 20.0  # per call: a regular expression may run forever (bookkeeping/guard.py)
+    seconds = 20.0  # per call: a regular expression may run forever (bookkeeping/refusals.py)
     think = True
 
     def reset(self, seed: int) -> list[dict]:

@@ -46,7 +46,7 @@ except ModuleNotFoundError:
 
 import settings
 from bookkeeping import refusals
-from bookkeeping.guard import one_sentence
+from bookkeeping.refusals import one_sentence
 from env_swarm import Swarm
 from swarm.tools import show, write_call
 

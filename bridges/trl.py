@@ -42,7 +42,7 @@ import torch
 import settings
 from bookkeeping import refusals
 from bookkeeping.chat import about, read_template
-from bookkeeping.guard import guarded, one_sentence
+from bookkeeping.refusals import guarded, one_sentence
 from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
 from policy import EMBEDDED, Policy, Sample, in_bfloat16, lora_config, pick_device

@@ -132,7 +132,7 @@ def in_thread(seconds: float, call: Callable, *given):
 
 
 class CannotGoOn(RuntimeError):
-    """A known failure; its one sentence says what to do (bookkeeping/guard.py prints it)."""
+    """A known failure; its one sentence says what to do (bookkeeping/refusals.py prints it)."""
 
 
 # Only torch's own allocator on CUDA raises OutOfMemoryError. Apple's, the driver, and the libraries

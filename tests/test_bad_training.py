@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import sft
 import train
 import warm
-from bookkeeping import guard
+from bookkeeping import refusals
 from env_letters import Letters
 from rollout import EnvironmentFailed
 from settings import SFT_SEEDS
@@ -86,7 +86,7 @@ def test_a_demonstration_that_fails_ends_the_run_in_one_sentence(monkeypatch, tm
         its = given == (SFT_SEEDS + 1,) if method == "reset" else self.task == env.task
         return {}["row 3"] if its else right(self, *given)
 
-    monkeypatch.setattr(guard, "OURS", ())  # as an environment of somebody else
+    monkeypatch.setattr(refusals, "OURS", ())  # as an environment of somebody else
     monkeypatch.setattr(Letters, method, fails)
     with pytest.raises(SystemExit, match=f"task {SFT_SEEDS + 1} failed: KeyError: 'row 3'"):
         run(monkeypatch, tmp_path, "--updates", "1")
@@ -99,9 +99,9 @@ def test_an_environment_that_exits_costs_its_own_episode_and_ctrl_c_still_ends_t
             raise how if reply == "exit()" else KeyboardInterrupt
 
     with pytest.raises(EnvironmentFailed, match=type(how).__name__):
-        guard.Guarded(Ends()).step("exit()")
+        refusals.Guarded(Ends()).step("exit()")
     with pytest.raises(KeyboardInterrupt):
-        guard.Guarded(Ends()).step("")
+        refusals.Guarded(Ends()).step("")
 
 
 # ---------------------------------------------------------------------- before the first checkpoint

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken
 
 from bookkeeping.chat import about, read_template
-from bookkeeping.guard import guarded
+from bookkeeping.refusals import guarded
 from env_letters import Letters
 from env_swarm import Swarm
 from fast.sampler import Sample

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bookkeeping.guard import Guarded
+from bookkeeping.refusals import Guarded
 from env_alphabet import FIRST_TAG, LATER_TAG, Alphabet
 from env_letters import Letters
 from env_swarm import Swarm

@@ -10,7 +10,7 @@ import settings
 import warm
 from bookkeeping import folder as run_folder
 from bookkeeping import refusals
-from bookkeeping.guard import guarded
+from bookkeeping.refusals import guarded
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
 from helpers import write_lines as write

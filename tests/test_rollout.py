@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 import env_alphabet as alphabet
 import rollout
-from bookkeeping.guard import guarded
+from bookkeeping.refusals import guarded
 from env_alphabet import Alphabet
 from env_letters import STYLES, Letters
 from fast.sampler import PlainDecoder, Sample, TorchSampler

@@ -10,9 +10,9 @@ from dataclasses import asdict
 import pytest
 
 import settings
-from bookkeeping import guard, refusals
+from bookkeeping import refusals
 from bookkeeping.folder import resume_folder, take_typed
-from bookkeeping.guard import preflight
+from bookkeeping.refusals import preflight
 from evaluate import MAY_BE_TYPED
 from learn import failures
 from rollout import EnvironmentFailed
@@ -332,7 +332,7 @@ def sums(folder, old: str = "", new: str = "", **flags) -> Config:
 @pytest.mark.parametrize("old, new, told", WRONG)
 def test_what_is_wrong_with_an_environment_is_said(tmp_path, monkeypatch, old, new, told):
     """With its method and line, before a model is loaded."""
-    monkeypatch.setattr(guard, "ENV_SECONDS", 0.2)
+    monkeypatch.setattr(refusals, "ENV_SECONDS", 0.2)
     with pytest.raises(ValueError) as error:
         preflight(sums(tmp_path, old, new))
     said = str(error.value)
@@ -350,7 +350,7 @@ def test_an_environment_as_it_should_be_passes(tmp_path):
 def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path, change):
     """What preflight did not meet: the types are checked at every call."""
     cfg = sums(tmp_path, *change)
-    env = guard.guarded(settings.make_env, cfg, cfg.difficulty)
+    env = refusals.guarded(settings.make_env, cfg, cfg.difficulty)
     with pytest.raises(EnvironmentFailed, match=r"\(sums.py:\d+\) returned .*; it should return "):
         env.reset(0)
         env.step("3")

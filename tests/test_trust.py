@@ -18,7 +18,7 @@ import torch
 import train
 from bookkeeping import report
 from bookkeeping.folder import checksum, find_checkpoint
-from bookkeeping.guard import Guarded
+from bookkeeping.refusals import Guarded
 from bridges import export
 from policy import PICO, load_policy
 from rollout import EnvironmentFailed, render

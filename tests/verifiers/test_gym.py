@@ -17,7 +17,7 @@ from reasoning_gym.factory import DATASETS
 
 import settings
 from bookkeeping import refusals
-from bookkeeping.guard import guarded
+from bookkeeping.refusals import guarded
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
