@@ -211,8 +211,7 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
 
 def headline(evals: list[dict]) -> dict:
     """Before SFT, after SFT and at the end: a row per task set, the trained one first."""
-    last = max((e["update"] for e in evals), default=0)
-    ends = [e for e in evals if e["stage"] in STAGES[:2] or e["update"] == last]
+    ends = [e for e in evals if e["stage"] in STAGES[:2] or e["update"] == evals[-1]["update"]]
     moments, names = list(dict.fromkeys(map(moment, ends))), goals(evals)
     cells = {}
     for e in sorted(ends, key=lambda e: not e["trained"]):
@@ -225,15 +224,15 @@ def headline(evals: list[dict]) -> dict:
 
 def notes(summary: dict) -> list[str]:
     """Sentences under the headline: the gain, and the doctor's warnings."""
-    told, has_exact = [], "gain" in summary
-    name, what = ("gain", "exact answers") if has_exact else ("gain_reward", "mean reward")
-    if name in summary:
-        gain = metrics.Interval(**summary[name])
-        lost = "lost" if gain.high < 0 else "neither gained nor lost measurably"
-        verdict = "gained" if gain.low > 0 else lost
-        change = gain.points() if has_exact else gain.signed()
-        told.append(f"GRPO {verdict} over SFT in {what}: {change}, n={gain.n}, paired by task.")
-    return told + [f"{name.upper()} at {why}" for name, why in summary.get("warnings", {}).items()]
+    warnings = [f"{name.upper()} at {why}" for name, why in summary.get("warnings", {}).items()]
+    name, what = ("gain", "exact answers") if "gain" in summary else ("gain_reward", "mean reward")
+    if name not in summary:  # GRPO has not ended, or there was none
+        return warnings
+    gain = metrics.Interval(**summary[name])
+    lost = "lost" if gain.high < 0 else "neither gained nor lost measurably"
+    verdict = "gained" if gain.low > 0 else lost
+    change = gain.points() if name == "gain" else gain.signed()
+    return [f"GRPO {verdict} over SFT in {what}: {change}, n={gain.n}, paired by task.", *warnings]
 
 
 def goals(evals: list[dict]) -> list[str]:
@@ -294,11 +293,10 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
 
 def largest(lines: list[dict], name: str) -> str:
     """A column's mean and peak."""
-    found = [line for line in lines if name in line]
-    mean, most = mean_of(found, name), max(found, key=lambda line: line[name])
+    most = max((line for line in lines if name in line), key=lambda line: line[name])
     lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
     return (
-        f"{label(name).capitalize()}: {number(name, mean)} on average, at most "
+        f"{label(name).capitalize()}: {number(name, mean_of(lines, name))} on average, at most "
         f"{number(name, most[name])}, in update {most['update']}{lag}."
     )
 
@@ -322,7 +320,6 @@ def training_reward(lines: list[dict]) -> str:
 def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
     """Development tasks: exact answers, mean reward. Updates: reward, length, signal, entropy."""
     each = points(lines, "reward", "reward_low", "reward_high")
-    series = [rolling(lines), {"name": "each update", "points": each, "plain": True}]
     marks = [
         [line["update"], str(line["level"])]
         for before, line in zip(lines, lines[1:])
@@ -330,7 +327,11 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
     ]
     out = [
         *(chart(f"development, {g}", curves(evals, g), scale(g)[2]) for g in goals(evals)),
-        chart("training reward", series, marks=marks),
+        chart(
+            "training reward",
+            [rolling(lines), {"name": "each update", "points": each, "plain": True}],
+            marks=marks,
+        ),
         *(
             chart(label(key), [{"name": label(key), "points": points(lines, key)}])
             for key in ("reply_tokens", "groups_with_signal", "entropy")

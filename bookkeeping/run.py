@@ -97,7 +97,8 @@ class Run:
             self.folder = Path(self.keep.name)
         if self.saved:
             self.go_on(policy, optimizer)
-        run_folder.trim(self.folder, self.state.updates if self.saved else -1)
+        else:
+            run_folder.trim(self.folder, -1)
         records.write_json(self.folder / "config.json", asdict(cfg))  # on the disk, when it is said
         if not self.saved:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
@@ -105,13 +106,12 @@ class Run:
         parallel.same_weights(policy.trainable().values())
         # An earlier summary is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
-        self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
         hear_signals(self.stopping)
         if first and cfg.wandb:
             self.wandb = open_wandb(cfg, self.folder)
 
     def go_on(self, policy, optimizer) -> None:
-        """Take policy, optimizer and state from the checkpoint.
+        """Take policy, optimizer and state from the checkpoint, and the lines that led to it.
 
         Flags cannot show that score_reply was edited between two runs, so the state keeps a hash of
         the environment's code; bookkeeping/compare.py uses it.
@@ -122,6 +122,8 @@ class Run:
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
             self.refuse()
+        run_folder.trim(self.folder, self.state.updates)
+        self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
         print(f"resumed {self.folder} after update {self.state.updates}")
         if not self.state.code.endswith(code):
             self.state.code += f" then {code}"
