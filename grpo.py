@@ -47,6 +47,7 @@ Run me: `python grpo.py` works the example through, number by number.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -90,8 +91,7 @@ def update(
     step if the loss or the gradient is not finite.
     """
     weighted = to_train(groups, advantages, cfg)
-    # The log gets `forward` to measure rounding: it may repeat a pass.
-    log = UpdateLog(policy, groups, advantages, weighted, cfg, forward)
+    log = UpdateLog(policy, groups, advantages, cfg)
     batches = micro_batches(weighted, policy, cfg)
     epochs = cfg.epochs if weighted else 0  # nothing to learn from: no step
     grad_norm = 0.0
@@ -106,11 +106,12 @@ def update(
                 penalty = kl_to_reference(policy, reference, batch, out, cfg)
                 loss = loss + cfg.kl * penalty
             loss.backward()
-            log.add(batch, out, loss)
+            # The log may repeat a pass, to measure rounding.
+            log.add(batch, out, loss, again=partial(forward, policy, batch, cfg))
         total = log.end_epoch()  # the loss of all processes; no step if it is NaN
         grad_norm = take_step(policy, optimizer, total)
     lr = optimizer.param_groups[0]["lr"]
-    return log.columns() | {"grad_norm": grad_norm, "lr": lr}
+    return log.columns | {"grad_norm": grad_norm, "lr": lr}
 
 
 # --------------------------------------------------------------------------- advantages
@@ -122,9 +123,11 @@ def compare_groups(groups: list[list[Episode]], cfg) -> torch.Tensor:
     This is where to try a baseline of your own. Failed episodes get 0, and do not count
     in the means.
     """
-    nan = float("nan")  # stands for the reward of a failed episode
-    rewards = [[e.reward if trainable(e) else nan for e in group] for group in groups]
-    rewards = torch.tensor(rewards, dtype=torch.float64)
+    # NaN stands for the reward of a failed episode.
+    rewards = torch.tensor(
+        [[e.reward if trainable(e) else math.nan for e in group] for group in groups],
+        dtype=torch.float64,
+    )
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). So dr_grpo, that paper's loss, never does it; --no-normalize
     # turns it off for the others.
@@ -309,11 +312,13 @@ def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpiso
     ]
     lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
     weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
-    weighted = []
-    for (e, advantage), weight in zip(pairs, weights):
-        n = e.reply_tokens
-        # A number is repeated for each token; an [n] stays as it is.
-        weighted.append(WeightedEpisode(e, advantage.expand(n), weight.expand(n)))
+    # A number is repeated for each of the episode's n tokens; an [n] stays as it is.
+    weighted = [
+        WeightedEpisode(
+            e, advantage.expand(e.reply_tokens), weight.expand(e.reply_tokens)
+        )
+        for (e, advantage), weight in zip(pairs, weights)
+    ]
     if cfg.kl > 0 or cfg.loss in NEEDS_PLAIN_PASS:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
@@ -364,8 +369,9 @@ def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now
-    log_ratio = now - batch.behaviour
-    batch.importance = importance_weights(cfg.importance, log_ratio, batch.row)  # [M]
+    batch.importance = importance_weights(  # [M]
+        cfg.importance, now - batch.behaviour, batch.row
+    )
     batch.weights = batch.weights * batch.importance
 
 

@@ -7,10 +7,10 @@ over the whole batch first (grpo.token_weights).
 
 An update is measured in the same pass:
 
-    log = UpdateLog(policy, groups, advantages, weighted, cfg, forward)
-    log.add(batch, out, loss)     after every micro-batch: sums over its tokens
-    log.end_epoch()               after an optimizer step's passes: sums over all processes
-    log.columns()                 at the end: means per token, the columns of metrics.jsonl
+    log = UpdateLog(policy, groups, advantages, cfg)
+    log.add(batch, out, loss, again)   after every micro-batch: sums over its tokens
+    log.end_epoch()                    after an optimizer step's passes: sums over all processes
+    log.columns                        means per token of the last epoch, for metrics.jsonl
 
 The columns, means over tokens unless said otherwise:
 
@@ -200,13 +200,12 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 class UpdateLog:
     """Sums over the tokens of an epoch; one optimizer step is one epoch."""
 
-    def __init__(self, policy, groups: list[list], advantages, weighted: list, cfg, forward):
+    def __init__(self, policy, groups: list[list], advantages, cfg):
         """advantages [G][k]: a number, or a tensor with one per sampled token.
 
-        weighted: what is trained on, grpo.WeightedEpisodes; cfg: a settings.Config; forward: grpo's
-        forward pass.
+        cfg: a settings.Config.
         """
-        self.policy, self.cfg, self.forward = policy, cfg, forward
+        self.cfg = cfg
         # Each episode with the size of its advantage, except those that ended in an error.
         sizes = [[torch.as_tensor(a).abs().mean().item() for a in row] for row in advantages]
         pairs = [
@@ -220,17 +219,20 @@ class UpdateLog:
             "groups_with_signal": sum(any(row) for row in sizes) / len(sizes),
             "advantage_abs": sum(size for _, size in pairs) / n,
             "off_policy_steps": sum(e.age for e, _ in pairs) / n,
-            "trained_tokens": sum(one.episode.reply_tokens for one in weighted) * cfg.epochs,
+            "trained_tokens": 0,
             # How much of `mismatch` the number format explains.
             "rounding": 0.03 if policy.bfloat16 else 1e-3,
         }
         self.look_twice = not any(e.age for group in groups for e in group)
         # All sums exist from the start: a process without episodes has to add zeros.
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        self.row = self.found | {"loss": 0.0}  # the columns, if nothing is trained on
+        self.columns = self.found | {"loss": 0.0}  # if nothing is trained on
 
-    def add(self, batch: Batch, out, loss: torch.Tensor) -> None:
-        """Add a micro-batch: the policy's output for it (grpo.Output), and its loss."""
+    def add(self, batch: Batch, out, loss: torch.Tensor, again: Callable) -> None:
+        """Add a micro-batch: the policy's output for it (grpo.Output), and its loss.
+
+        again() computes that output once more.
+        """
         logprobs, old = out.logprobs.detach(), batch.proximal
         ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # your own loss
         nothing = torch.zeros_like(logprobs)
@@ -260,8 +262,7 @@ class UpdateLog:
         # the first pass only, if no sample is stale; it costs a healthy run nothing.
         if self.look_twice and of_token["mismatch"].mean() > self.found["rounding"]:
             with torch.no_grad():
-                again = self.forward(self.policy, batch, self.cfg).logprobs
-            self.found["twice"] = (again - logprobs).abs().mean().item()
+                self.found["twice"] = (again().logprobs - logprobs).abs().mean().item()
         self.look_twice = False
 
     def end_epoch(self) -> float:
@@ -275,18 +276,17 @@ class UpdateLog:
         self.found = {name: means[name] for name in ("entropy", "mismatch")} | self.found
         stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
         moved = sums["moved"] > 1e-4 * n  # else stretch would be a quotient of rounding errors
-        self.row = means | self.found | stops
-        self.row |= {
+        self.columns = {
+            **means,
+            **self.found,
+            **stops,
+            "trained_tokens": int(n) * self.cfg.epochs,
             "loss": sums["loss"],
             "stretch": sums["log_ratio"] / sums["moved"] if moved else 1.0,
             "ratio_max": max(parallel.gather([self.ratio_max])),
         }
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
         return sums["loss"]
-
-    def columns(self) -> dict[str, float]:
-        """Means per token of the last epoch."""
-        return self.row
 
 
 if __name__ == "__main__":
