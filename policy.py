@@ -72,8 +72,9 @@ class Policy:
     @property
     def n_parameters(self) -> int:
         """Parameters of the model itself, without LoRA."""
-        named = self.lm.named_parameters()
-        return sum(p.numel() for name, p in named if "lora_" not in name)
+        return sum(
+            p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name
+        )
 
     @cached_property
     def bfloat16(self) -> bool:
@@ -95,15 +96,15 @@ class Policy:
             yield
         finally:
             self.model.eval()
-            for p in self.trainable().values():
-                p.grad = None
+            self.model.zero_grad(set_to_none=True)
 
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
     """AdamW on what learns; fused on a GPU, which saves 4 bytes per weight."""
     fused = True if policy.device.type == "cuda" else None
-    weights = policy.trainable().values()
-    return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=fused)
+    return torch.optim.AdamW(
+        policy.trainable().values(), lr=lr, weight_decay=0.0, fused=fused
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -157,8 +158,9 @@ def load_policy(
     # What the template writes after a reply ends a turn, whatever the configs call eos
     # (Qwen2.5's base models: <|im_end|> in the template, <|endoftext|> in the configs).
     stop_ids |= {read_template(tokenizer).end} - {None}
-    device = torch.device(device)
-    return Policy(model, tokenizer, stop_ids, shown, lora_rank, device, today=today)
+    return Policy(
+        model, tokenizer, stop_ids, shown, lora_rank, torch.device(device), today=today
+    )
 
 
 def lora_config(config, rank: int, alpha: int):
@@ -304,15 +306,12 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     """
     tokenizer, template = policy.tokenizer, read_template(policy.tokenizer)
     added = tokenizer.added_tokens_decoder.values()
-    control = {token.content for token in added if token.special}
-    control |= set(tokenizer.all_special_tokens)
+    control = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
     # <think>, </tool_response>, …: a user's message may ask for <think>, but a tool's
     # must not close its own </tool_response>.
     markup = {token.content for token in added} | control | {"</tool_response>"}
-    safe = []
-    for m in messages:
-        broken = broken_up(m["content"], markup if m["role"] == "tool" else control)
-        safe.append({**m, "content": broken})
+    unsafe = lambda m: markup if m["role"] == "tool" else control
+    safe = [{**m, "content": broken_up(m["content"], unsafe(m))} for m in messages]
     if not (template.tools and template.system):
         safe, tools = in_plain_words(safe, tools, template), None
     whose = f"the chat template of {policy.name}"
