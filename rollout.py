@@ -166,9 +166,11 @@ def play(
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
     max_before = context - max_tokens  # so that a reply has room
-    players = []  # of all episodes, group after group
-    for g, seed in enumerate(task_seeds):
-        players += open_group(policy, make_env, seed, g, k, max_before)
+    groups = [
+        open_group(policy, make_env, seed, g, k, max_before)
+        for g, seed in enumerate(task_seeds)
+    ]
+    players = sum(groups, [])
     # The sampler can keep what it has computed for a conversation; the next turn then
     # reads only what is new. If an episode has one turn, that is useless.
     keep_cache = getattr(players[0].env, "max_turns", None) != 1
@@ -191,8 +193,7 @@ def play(
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
-    episodes = [p.episode for p in players]
-    return [episodes[g * k : (g + 1) * k] for g in range(len(task_seeds))]
+    return [[player.episode for player in group] for group in groups]
 
 
 def context_of(policy: Policy) -> int:
