@@ -81,7 +81,6 @@ class InTurn:
 
     def batch(self, update: int, level) -> list[list[Episode]]:
         """The groups [num_tasks][k] of an update; also requests those of the next N updates."""
-        started = time.monotonic()
         cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
         for number in range(update + len(self.asked), min(update + cfg.async_rollouts + 1, end)):
@@ -97,8 +96,6 @@ class InTurn:
         self.level, answer = self.asked.pop(0)  # the curriculum may have moved up since
         groups, self.seconds = answer()
         groups = parallel.gather(groups)
-        if cfg.async_rollouts:
-            self.seconds["wait"] = time.monotonic() - started
         for number, group in enumerate(groups):  # every process counted its groups from 0
             for episode in group:
                 episode.group, episode.age = number, update - episode.policy_version
@@ -242,6 +239,13 @@ class Ahead(InTurn):
     def ask(self, job: tuple, version: int) -> Callable:
         """As above, but the job starts now, in the second process, after those before it."""
         return self.sampler.ask(self.policy, job, version)
+
+    def batch(self, update: int, level) -> list[list[Episode]]:
+        """As above; also measures how long the trainer waits for it."""
+        started = time.monotonic()
+        groups = super().batch(update, level)
+        self.seconds["wait"] = time.monotonic() - started
+        return groups
 
     def close(self) -> None:
         self.sampler.close()

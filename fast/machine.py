@@ -356,10 +356,10 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     width = lambda weights: sum(w.nbytes for w in weights) / 2**30
     # The sampler's copy; gradients and Adam's two moments; logits and other temporaries.
     room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
-    kept, longest = kept_per_token(policy), opening + turns * cfg.max_tokens
-    if cfg.env in TALK:  # with what comes between the replies
-        longest = longest_conversation(cfg.env, cfg.max_tokens)
-    if kept * longest > room and not cfg.gradient_checkpointing:
+    # Of your own environment only these are known, and nothing of what it says between the replies.
+    replies, given = TALK.get(cfg.env, (turns, opening))
+    kept, longest = kept_per_token(policy), replies * cfg.max_tokens + given
+    if kept * longest > room:
         cfg.gradient_checkpointing = True
     if cfg.gradient_checkpointing:  # the input of each layer, and all of one layer
         shape = policy.lm.config.get_text_config()

@@ -107,12 +107,11 @@ def from_first(thing):
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace every gradient by its sum over ranks; a rank with nothing to train on adds zeros."""
-    if world() == 1:
-        return
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        dist.all_reduce(p.grad)
+    if world() > 1:
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad)
 
 
 def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
