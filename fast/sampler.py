@@ -19,7 +19,7 @@ Run me: `python -m fast.sampler` samples four answers to one question and checks
 """
 
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -35,31 +35,26 @@ PACK = 8  # finished rows are dropped once they are an eighth of the batch: drop
 class TorchSampler:
     """`sample` is the interface that all engines share; `sync` fetches the newest weights."""
 
+    asleep = nullcontext  # it holds no caches while the trainer works
+
     def __init__(self, policy: Policy, max_rows: int = 256):
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
         self.decoder = make_decoder(policy)
-        # The most tokens whose keys and values are in memory at once; prompts that are longer than
-        # most_kept together keep no caches.
-        self.room = self.most_kept = 10**12
+        # The most tokens whose keys and values are in memory at once.
+        self.room = 10**12
         if policy.device.type == "cpu":  # it raises no error: the system ends the process
-            free = free_memory() * 2**30 / 2
-            self.room = self.most_kept = int(free / cache_bytes(policy.lm.config))
+            self.room = int(free_memory() * 2**30 / 2 / cache_bytes(policy.lm.config))
             if policy.lm.config.get_text_config().hidden_size > NARROW:
                 # A wide model keeps the cores busy with fewer rows; more only take memory.
                 self.max_rows = min(max_rows, 128)
+        self.most_kept = self.room  # prompts that are longer together keep no caches
         self.version = 0  # how many updates the sampled policy has had
 
     def sync(self, version: int = 0) -> None:
         """Sample from the policy's current weights from now on."""
         self.decoder.sync()
         self.version = version
-
-    @contextmanager
-    def asleep(self):
-        """`with sampler.asleep():` the trainer works, and may use the memory of our cache."""
-        self.decoder.forget()
-        yield
 
     @torch.inference_mode()
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
@@ -111,8 +106,8 @@ class TorchSampler:
         pad = torch.tensor([P - len(p) for p in prompts], device=device)  # [G]
         draws = [np.random.default_rng(seed).random(max_tokens) for row in seeds for seed in row]
         uniforms = torch.tensor(np.array(draws), dtype=torch.float32, device=device)  # [B, steps]
-        samples = [Sample([], [], finished=False) for _ in draws]
-        rows = samples  # those that are decoded
+        # rows: those that are still decoded.
+        rows = samples = [Sample([], [], finished=False) for _ in draws]
         # If only some rows have a cache, all are read again.
         logits = decoder.prefill(ids, pad, k, max_tokens, caches if all(caches) else ())  # [B, V]
         for t in range(max_tokens):
@@ -131,6 +126,7 @@ class TorchSampler:
                 decoder.select(torch.tensor(live, device=device))
                 rows, new, uniforms = [rows[n] for n in live], new[live], uniforms[live]
             logits = decoder.run(new[:, None])
+        decoder.caches = []  # what comes next, such as the trainer, may use their memory
         return [samples[first : first + k] for first in range(0, len(samples), k)]
 
 
@@ -194,7 +190,7 @@ class Decoder:
         emptied. With them, 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8
         (one run).
         """
-        self.forget()  # the previous batch
+        self.caches = []  # those of the previous batch, if it ran out of memory
         self.pad, self.slot, self.length = pad, 0, ids.shape[1] + room
         self.begin(ids, caches)
         logits = self.run(ids[:, self.slot :])
@@ -210,19 +206,18 @@ class PlainDecoder(Decoder):
     everything again.
     """
 
-    def __init__(self, policy: Policy):
-        self.lm, self.cache = policy.lm, None
+    def __init__(self, policy: Policy, why: str = ""):
+        """why: what makes it the choice."""
+        self.lm = policy.lm
+        self.why = f"plain decoder, many times slower than the fast one{why}"
 
     def sync(self) -> None:
         """Nothing to copy."""
 
-    def forget(self) -> None:
-        self.cache = None
-
     def begin(self, ids: torch.Tensor, caches) -> None:
         from transformers import DynamicCache
 
-        self.cache = DynamicCache(config=self.lm.config)
+        self.caches = DynamicCache(config=self.lm.config)
 
     def run(self, ids: torch.Tensor) -> torch.Tensor:
         slots = torch.arange(self.slot + ids.shape[1], device=ids.device)
@@ -231,12 +226,12 @@ class PlainDecoder(Decoder):
             "position_ids": (slots[self.slot :] - self.pad[:, None]).clamp(min=0),
         }
         self.slot = len(slots)
-        past = {"past_key_values": self.cache, "use_cache": True}
+        past = {"past_key_values": self.caches, "use_cache": True}
         return self.lm(input_ids=ids, **places, **past, logits_to_keep=1).logits[:, -1].float()
 
     def select(self, rows: torch.Tensor) -> None:
         """Go on with these rows. reorder_cache is what every kind of layer has, hybrid ones too."""
-        self.cache.reorder_cache(rows)
+        self.caches.reorder_cache(rows)
         self.pad = self.pad[rows]
 
     def take(self, row: int) -> None:
@@ -263,7 +258,7 @@ class FastDecoder(Decoder):
 
     def __init__(self, policy: Policy):
         self.lm, self.config = policy.lm, policy.lm.config
-        self.trunk = getattr(self.lm, self.lm.base_model_prefix)
+        self.trunk = self.lm.base_model
         self.head_dim = self.trunk.layers[0].self_attn.head_dim
         self.n_q, self.n_kv = self.config.num_attention_heads, self.config.num_key_value_heads
         self.sync()
@@ -291,10 +286,6 @@ class FastDecoder(Decoder):
         self.embed, self.norm = copy(self.trunk.embed_tokens), copy(self.trunk.norm)
         head = self.lm.get_output_embeddings().weight
         self.head = self.embed if head is self.trunk.embed_tokens.weight else head.clone()
-
-    def forget(self) -> None:
-        """Free the caches."""
-        self.caches = []
 
     def begin(self, ids: torch.Tensor, caches) -> None:
         """Make the caches [L] of [2, G, Hkv, length, d]; fill in what earlier turns have read.
@@ -389,18 +380,17 @@ def make_decoder(policy: Policy) -> Decoder:
 
     Its `why` is a line that says which one it is, and why.
     """
-    plain, kind = PlainDecoder(policy), policy.lm.config.model_type
-    slow = "plain decoder, many times slower than the fast one"
+    kind = policy.lm.config.model_type
     # A window, or angles that change with the text, would not show in a short test prompt.
     if kind not in FAMILIES or not attends_to_all(policy.lm.config):
-        plain.why = f"{slow}, which does not know {kind}, or not with this window or RoPE"
-        return plain
+        why = f", which does not know {kind}, or not with this window or RoPE"
+        return PlainDecoder(policy, why)
     fast = FastDecoder(policy)
     gap, rounding = differences(fast, policy)
-    measured = f"its log-probs are {gap:.1g} nats from the model's, rounding alone {rounding:.1g}"
-    fast.why, plain.why = f"fast decoder: {measured}", f"{slow}: {measured}"
+    why = f": its log-probs are {gap:.1g} nats from the model's, rounding alone {rounding:.1g}"
+    fast.why = f"fast decoder{why}"
     limit = 1e-4 if fast.embed.dtype == torch.float32 else 0.03
-    return fast if gap < max(limit, TIMES * rounding) else plain
+    return fast if gap < max(limit, TIMES * rounding) else PlainDecoder(policy, why)
 
 
 @torch.no_grad()
@@ -419,8 +409,10 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
         return policy.lm(input_ids=ids, **how).logits[:, -5:].float().log_softmax(-1)
 
     exact, padded = own(0), own(5)
-    logits = [fast.prefill(text[:, :16], text.new_zeros(4), 1, 4)]
-    logits += [fast.run(token[:, None]) for token in text[:, 16:].T]
+    logits = [
+        fast.prefill(text[:, :16], text.new_zeros(4), 1, 4),
+        *(fast.run(token[:, None]) for token in text[:, 16:].T),
+    ]
     off = lambda x: (exact.exp() * (x - exact).abs()).sum(-1).mean().item()
     return off(torch.stack(logits, 1).log_softmax(-1)), off(padded)
 
