@@ -53,7 +53,6 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     """
     from transformers import DynamicCache
 
-    trunk = getattr(lm, lm.base_model_prefix)
     most = PIECE if ids.device.type == "cpu" else 10**9
     ends = (mask * torch.arange(1, mask.shape[1] + 1, device=ids.device)).amax(1).tolist()
     lengths = (mask.int().argmax(1) + 1).tolist()  # [N] tokens before the first masked one
@@ -66,7 +65,7 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     found = {}  # {row: its hidden states}
     for prompts in together(rows_of, most):
         P, firsts = len(prompts[0]), [rows_of[prompt][0] for prompt in prompts]
-        read = trunk(input_ids=ids[firsts, :P], use_cache=True) if P else None
+        read = lm.base_model(input_ids=ids[firsts, :P], use_cache=True) if P else None
         prompt_of = {n: i for i, prompt in enumerate(prompts) for n in rows_of[prompt]}
         rows = sorted(prompt_of, key=lambda n: ends[n])
         padded = lambda some: len(some) * (ends[some[-1]] - P)  # noqa: B023
@@ -81,7 +80,8 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
                 cache = DynamicCache([(each(layer.keys), each(layer.values)) for layer in layers])
             if last > P:
                 how = {"past_key_values": cache, "use_cache": P > 0}
-                hidden.append(trunk(input_ids=ids[piece, P:last], **how).last_hidden_state)
+                rest = lm.base_model(input_ids=ids[piece, P:last], **how)
+                hidden.append(rest.last_hidden_state)
             asked = mask[piece, max(0, P - 1) : last]  # [n, R], as hidden [n, R, D]
             states = torch.cat(hidden, 1)[asked].split(asked.sum(1).tolist())
             found |= zip(piece, states)
@@ -175,8 +175,7 @@ def logit_scale(lm: torch.nn.Module) -> float:
     with them.
     """
     ids = torch.arange(1, 9, device=lm.device)[None] * 37 % lm.config.vocab_size
-    trunk = getattr(lm, lm.base_model_prefix)
-    own = head_outputs(lm, trunk(input_ids=ids, use_cache=False).last_hidden_state)
+    own = head_outputs(lm, lm.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     logits = lm(input_ids=ids, use_cache=False).logits.float()
     scale = ((own * logits).sum() / (own * own).sum()).item()
     if (scale * own - logits).abs().max() > 0.05 * logits.abs().max():
