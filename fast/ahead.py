@@ -48,21 +48,22 @@ SECONDS = ("rollout", "environment", "sync", "wait", "train")
 def make_sampler(cfg, policy: Policy):
     """The engine that machine.which chooses. All have TorchSampler's interface."""
     engine, _ = machine.which(cfg, policy.device, policy.n_parameters)
+    if engine == "torch":
+        sampler = TorchSampler(policy)
+        print(sampler.decoder.why)
+        return sampler
     if engine == "plain":
         return PlainSampler(policy)
-    if engine == "vllm":
-        from fast.vllm_engine import VllmSampler
 
-        return VllmSampler(
-            policy,
-            cfg.vllm_memory,
-            seeded=cfg.vllm_seeds,
-            sleeps=cfg.vllm_sleep,
-            longest=machine.longest_conversation(cfg.env, cfg.max_tokens),
-        )
-    sampler = TorchSampler(policy)
-    print(sampler.decoder.why)
-    return sampler
+    from fast.vllm_engine import VllmSampler
+
+    return VllmSampler(
+        policy,
+        cfg.vllm_memory,
+        seeded=cfg.vllm_seeds,
+        sleeps=cfg.vllm_sleep,
+        longest=machine.longest_conversation(cfg.env, cfg.max_tokens),
+    )
 
 
 class InTurn:

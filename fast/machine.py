@@ -233,11 +233,12 @@ def here(cfg, policy: Policy) -> str:
     """One line: on which device, in which number format and with which engine, and why."""
     engine, why = which(cfg, policy.device, policy.n_parameters)
     kind, n = policy.device.type, torch.get_num_threads()
-    where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
-    if kind == "cuda":
+    if kind == "cpu":
+        where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
+    elif kind == "cuda":
         name = torch.cuda.get_device_name(policy.device)
         where = f"{name} with {card_of(policy.device):.0f} GB of GPU memory"
-    elif kind == "mps":
+    else:
         where = "Apple's GPU (MPS), which we have not tested"
     wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
     return f"here: {where}, {wide}, {SAMPLERS[engine]} ({why})"
