@@ -110,8 +110,10 @@ def update(
             log.add(batch, out, loss, again=partial(forward, policy, batch, cfg))
         total = log.end_epoch()  # the loss of all processes; no step if it is NaN
         grad_norm = take_step(policy, optimizer, total)
-    lr = optimizer.param_groups[0]["lr"]
-    return log.columns | {"grad_norm": grad_norm, "lr": lr}
+    return log.columns | {
+        "grad_norm": grad_norm,
+        "lr": optimizer.param_groups[0]["lr"],
+    }
 
 
 # --------------------------------------------------------------------------- advantages
@@ -160,11 +162,10 @@ def group_advantages(
     dim = 1 if baseline == "group" else (0, 1)
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
-    centered = torch.where(valid, rewards - mean, 0.0)  # [G, k]
     # If all rewards of a group are equal, this must be exactly 0. But in floating point
     # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as 0.
-    rounding = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
-    centered = torch.where(rounding, 0.0, centered)
+    rounding = (rewards - mean).abs() < 1e-12 * rewards.abs().clamp(min=1)
+    centered = torch.where(valid & ~rounding, rewards - mean, 0.0)  # [G, k]
     if normalize:
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)
@@ -329,8 +330,7 @@ def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpiso
 def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
     # Dealt out in turn, the shortest first: each process gets some of every length.
-    by_length = sorted(weighted, key=lambda one: len(one.episode.token_ids))
-    own = parallel.share(by_length)
+    own = parallel.share(sorted(weighted, key=lambda one: len(one.episode.token_ids)))
     pad, device = policy.tokenizer.pad_token_id, policy.device
     # fast/logprobs.py can run a prompt once for all replies to it.
     shared = not is_plain(cfg) and shares_prompts(policy.lm)
