@@ -174,22 +174,24 @@ def play(
     # The sampler can keep what it has computed for a conversation; the next turn then
     # reads only what is new. If an episode has one turn, that is useless.
     keep_cache = getattr(players[0].env, "max_turns", None) != 1
-    active = still_playing(players)
-    while active:
-        prompts = [p.episode.token_ids for p in active]
+    while active := still_playing(players):
         random_keys = [
             (sample_seed, p.episode.seed, p.member, p.episode.turns) for p in active
         ]
-        caches = [p.cache for p in active]
         samples = sample_each(
-            sampler, prompts, random_keys, caches, max_tokens, temperature, keep_cache
+            sampler,
+            prompts=[p.episode.token_ids for p in active],
+            seeds=random_keys,
+            caches=[p.cache for p in active],
+            max_tokens=max_tokens,
+            temperature=temperature,
+            keep=keep_cache,
         )
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, max_before)
             player.cache = sample.cache if not player.episode.stop_reason else None
         # These names would keep the caches of finished episodes: free that memory now.
         del samples, sample
-        active = still_playing(active)
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
