@@ -369,9 +369,8 @@ def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now
-    batch.importance = importance_weights(  # [M]
-        cfg.importance, now - batch.behaviour, batch.row
-    )
+    log_ratio = now - batch.behaviour
+    batch.importance = importance_weights(cfg.importance, log_ratio, batch.row)  # [M]
     batch.weights = batch.weights * batch.importance
 
 

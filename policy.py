@@ -72,9 +72,8 @@ class Policy:
     @property
     def n_parameters(self) -> int:
         """Parameters of the model itself, without LoRA."""
-        return sum(
-            p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name
-        )
+        named = self.lm.named_parameters()
+        return sum(p.numel() for name, p in named if "lora_" not in name)
 
     @cached_property
     def bfloat16(self) -> bool:
@@ -141,15 +140,13 @@ def load_policy(
     one-sentence message if the model cannot be loaded, or cannot chat.
     """
     base = EMBEDDED.get(name, name)
+    if base == str(SMOLLM2) and not SMOLLM2.exists():
+        raise SystemExit("--model smollm2 is not here yet; fetch it: make smollm2")
     try:
         tokenizer, model, stop_ids, device = load_checked(
             base, device, frozen=lora_rank > 0
         )
     except ValueError as error:
-        if base == str(SMOLLM2) and not SMOLLM2.exists():
-            raise SystemExit(
-                "--model smollm2 is not here yet; fetch it: make smollm2"
-            ) from None
         raise SystemExit(f"--model {name}: {error}") from None
     torch.manual_seed(seed)  # LoRA's A is drawn at random
     if lora_rank:  # peft freezes the model's own weights
@@ -161,9 +158,8 @@ def load_policy(
     # What the template writes after a reply ends a turn, whatever the configs call eos
     # (Qwen2.5's base models: <|im_end|> in the template, <|endoftext|> in the configs).
     stop_ids |= {read_template(tokenizer).end} - {None}
-    return Policy(
-        model, tokenizer, stop_ids, shown, lora_rank, torch.device(device), today=today
-    )
+    device = torch.device(device)
+    return Policy(model, tokenizer, stop_ids, shown, lora_rank, device, today=today)
 
 
 def lora_config(config, rank: int, alpha: int):
