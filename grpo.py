@@ -180,8 +180,11 @@ class Output:
     """What the policy now says about a batch's M sampled tokens."""
 
     logprobs: torch.Tensor  # [M], differentiable
-    entropy: torch.Tensor  # [M], differentiable if the loss is in NEEDS_PLAIN_PASS
-    logits: torch.Tensor | None = None  # [M, V], if the loss is in NEEDS_PLAIN_PASS
+    measured_entropy: torch.Tensor | None = None  # [M], for the log: it has no gradient
+    # For a loss in NEEDS_PLAIN_PASS, both differentiable; for others None, because a
+    # term without a gradient would change the printed loss and teach nothing.
+    entropy: torch.Tensor | None = None  # [M]
+    logits: torch.Tensor | None = None  # [M, V]
     # A loss may set these, to have them logged.
     ratio: torch.Tensor | None = None  # [M]
     clipped: torch.Tensor | None = None  # [M] bool
@@ -241,9 +244,9 @@ LOSSES = {
 # the others all tokens weigh the same (dr_grpo: 1 / max, in token_weights), and so in
 # yours, unless you name it here.
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
-# None of the six is here. Add yours if it uses out.logits, or the gradient of
-# out.entropy. It then trains on every episode, even if its advantage is 0. The logits
-# are [M, V]: mind the memory.
+# None of the six is here. Add yours if it uses out.entropy or out.logits. It then
+# trains on every episode, even if its advantage is 0. The logits are [M, V]: mind the
+# memory.
 NEEDS_PLAIN_PASS: set[str] = set()
 
 
@@ -355,7 +358,7 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
         tokens = batch.ids[:, 1:][batch.mask]  # [M]
         logprobs, entropy = choices(logits, tokens)  # [M] each
-        return Output(logprobs, entropy, logits)
+        return Output(logprobs, entropy.detach(), entropy, logits)
     return Output(*token_logprobs(policy, batch.ids, batch.mask, cfg.temperature))
 
 
@@ -428,7 +431,7 @@ if __name__ == "__main__":
             batch = Batch([], None, None, row=row, behaviour=old, proximal=old)
             batch.advantages = torch.tensor([1.0, -1.0])[row]
             batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
-            out = Output(logprobs, entropy=torch.zeros(4))
+            out = Output(logprobs)
             loss = loss_of(batch, out, None)
             loss.backward()
             ratios = [] if out.ratio is None else out.ratio.tolist()

@@ -237,7 +237,7 @@ class UpdateLog:
         ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # your own loss
         nothing = torch.zeros_like(logprobs)
         of_token = {
-            "entropy": out.entropy.detach(),
+            "entropy": out.measured_entropy,
             "ratio": ratio,
             "clip_fraction": nothing if out.clipped is None else out.clipped.float(),
             "mismatch": (logprobs - batch.behaviour).abs(),

@@ -125,7 +125,7 @@ def clipped_loss(now, old, A, eps, eps_high):
     def of_token(now, old, A):  # each [1], with a weight of 1
         one = torch.ones(1)
         batch = batches.Batch([], None, None, torch.tensor([0]), old, A * one, one, proximal=old)
-        out = grpo.Output(now, entropy=None)
+        out = grpo.Output(now)
         return grpo.clipped_loss(batch, out, grpo.token_ratio(batch, out), eps, eps_high)
 
     return torch.stack([of_token(*token) for token in zip(now[:, None], old[:, None], A[:, None])])

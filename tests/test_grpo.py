@@ -313,7 +313,7 @@ def test_the_slope_of_one_token_by_hand(loss, ratio, advantage, slope):
     old, one = torch.tensor([-2.0]), torch.tensor([1.0])
     logprobs = (old + math.log(ratio)).requires_grad_()
     batch = Batch([], None, None, torch.tensor([0]), old, advantage * one, one, proximal=old)
-    LOSSES[loss](batch, Output(logprobs, entropy=None), None).backward()
+    LOSSES[loss](batch, Output(logprobs), None).backward()
     assert logprobs.grad.item() == pytest.approx(slope, abs=1e-4)
 
 
@@ -476,6 +476,14 @@ def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
     expected = naive_loss(policy, groups, "bonus") - 0.1 * torch.cat(entropies).mean()
     expected.backward()
     assert_close(ours, gradients(policy))
+
+
+def test_a_loss_that_is_not_listed_gets_no_entropy(load, monkeypatch):
+    """It would have no gradient, and nobody would notice."""
+    monkeypatch.setitem(LOSSES, "bonus", with_entropy_bonus)
+    policy = load("qwen3", 4, awake=True)
+    with pytest.raises(TypeError, match="NoneType"):
+        run(policy, make_groups(policy, REWARDS), "bonus")
 
 
 def test_a_process_reward_is_an_advantage_per_token(load, monkeypatch):
