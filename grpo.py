@@ -13,10 +13,12 @@ same teaches nothing (its advantages are 0) and is skipped.
 Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
 policy either. There is one optimizer step per batch by default, so the importance ratio
 (how likely a token is now, over how likely it was when it was sampled) is 1 and
-clipping never acts. The printed loss does not say how a run is doing. With grpo and
-gspo it is near 0: its *value* is minus the mean advantage, which is 0 by construction;
-its *gradient* is not. In the other losses long episodes count more, or log-probs take
-the place of the ratio, so it can have any value. Watch the reward and grad_norm.
+clipping never acts.
+
+Watch the reward and grad_norm: the printed loss does not say how a run is doing. With
+grpo and gspo it is near 0, because its *value* is minus the mean advantage, which is 0
+by construction; its *gradient* is not. In the other losses long episodes count more, or
+log-probs take the place of the ratio, so it can have any value.
 
     loss = - Σ weight · ratio · advantage,   over all sampled tokens
 
@@ -26,8 +28,11 @@ The losses differ in three things:
              takes its place. cispo multiplies the two, with the ratio as a constant
              that gets no gradient.
     clip     the range that the ratio is clipped to: ε below 1, ε or ε_high above
-    weight   of each token. The batch has N episodes and S sampled tokens, L of them in
-             the token's own episode; max is --max-tokens.
+    weight   of each token, made of
+                 N     episodes in the batch
+                 S     sampled tokens in the batch
+                 L     sampled tokens in the token's own episode
+                 max   --max-tokens
 
     name        ratio            clip               weight         source
     reinforce   none             none               1 / S          Williams 1992
@@ -58,13 +63,13 @@ from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
 # (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. The numbers are the papers',
-# if they give any; an ε of 1 (cispo) means no lower bound. reinforce has no ratio.
+# if they give any. reinforce has no ratio.
 CLIP = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
     "dapo": (0.2, 0.28),
     "gspo": (3e-4, 4e-4),
-    "cispo": (1.0, 0.28),
+    "cispo": (1.0, 0.28),  # 1 - 1.0: no lower bound
 }
 MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
 

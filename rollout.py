@@ -107,7 +107,7 @@ def after_reply(
     A policy that has ended its turn has sampled the first part itself.
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # only a template that shows tools needs them, for a result
+        tools = None  # only templates that show tools need them here
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -268,7 +268,7 @@ def take_turn(
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):
-        new_messages, done = env.step(reply)  # even if it was cut: it is scored
+        new_messages, done = env.step(reply)  # a cut reply is scored, too
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
         elif done:
