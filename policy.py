@@ -100,12 +100,9 @@ class Policy:
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
     """AdamW on what learns; fused on a GPU, which saves 4 bytes per weight."""
-    return torch.optim.AdamW(
-        policy.trainable().values(),
-        lr=lr,
-        weight_decay=0.0,
-        fused=True if policy.device.type == "cuda" else None,
-    )
+    fused = True if policy.device.type == "cuda" else None
+    weights = policy.trainable().values()
+    return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
