@@ -390,7 +390,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "n": lambda arm: len(of_seeds(arm, "final")[0]),
             "held out, after GRPO: mean reward": reward(),
             "turns with an error, %": mean("error_rate", ".0f", "greedy", 100),
-            "works": mean("used_submit_work", ".1f"),
+            "works submitted": mean("used_submit_work", ".1f"),
             "held-out tasks": lambda arm: len(scores(arm, "reward")[0]),
         },
     ),
