@@ -93,8 +93,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 def make_task(rng: random.Random, difficulty: int) -> Task:
     """Draw one task of a tier. The letters are distinct; some may not occur.
 
-    The order of the draws is part of the task: in another order a seed would give
-    another one.
+    The draws keep their order: in another one a seed would give another task.
     """
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":

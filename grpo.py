@@ -436,7 +436,7 @@ if __name__ == "__main__":
             batch = Batch([], None, None, row=row, behaviour=old, proximal=old)
             batch.advantages = torch.tensor([1.0, -1.0])[row]
             batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
-            out = Output(logprobs, entropy=torch.zeros(4))
+            out = Output(logprobs, entropy=torch.zeros(4))  # zeros: for a loss of yours
             loss = loss_of(batch, out, None)
             loss.backward()
             ratios = [] if out.ratio is None else out.ratio.tolist()

@@ -19,8 +19,15 @@ from pathlib import Path
 if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("torch is loading, which takes seconds", flush=True)
 
-from bookkeeping import chat, refusals
-from bookkeeping.refusals import guarded, one_sentence, other_opening, preflight
+from bookkeeping import chat
+from bookkeeping.refusals import (
+    check,
+    guarded,
+    one_sentence,
+    other_opening,
+    preflight,
+    tell_unread,
+)
 from bookkeeping.run import open_run
 from evaluate import (
     evaluate_only,
@@ -134,7 +141,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     print(chat.about(policy.tokenizer, today))
     # The date is kept, for --resume, only if the template writes it.
     cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
-    refusals.check(cfg)  # again, with the settings that were filled in
+    check(cfg)  # again, with the settings that were filled in
 
     # Fill in what depends on memory, judging by the length of a first prompt.
     env_of_level = partial(guarded, make_env, cfg)
@@ -186,8 +193,8 @@ def main() -> None:
         # Refuse what cannot work, before a model is loaded. (With --resume, open_run
         # checks the flags together with those of the run's folder.)
         if not cfg.resume and parallel.rank() == 0:
-            refusals.check(cfg)
-            refusals.tell_unread(cfg, user_flags)
+            check(cfg)
+            tell_unread(cfg, user_flags)
             preflight(cfg)
         if cfg.probe and not cfg.resume:
             probe(cfg, user_flags)

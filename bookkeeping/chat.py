@@ -89,9 +89,9 @@ def render_marks(tokenizer, template: str) -> Template:
 
     said = lambda role: {"role": role, "content": MARK}
     ask = {"role": "user", "content": "?"}
-    # A conversation that ends with a reply, and one that goes on after it.
-    two = (text(ask, said("assistant"), prompt=False), text(ask, said("assistant"), ask))
-    last, between = (end_of_turn(tokenizer, whole.partition(MARK)[2])[1] for whole in two)
+    end = lambda written: end_of_turn(tokenizer, written.partition(MARK)[2])[1]
+    last = end(text(ask, said("assistant"), prompt=False))  # after the last reply
+    between = end(text(ask, said("assistant"), ask))  # after one that is answered
     told = text(ask, said("assistant"), said("tool"), tools=[A_TOOL])
     # The form in which the environments read a call; they do not read others.
     needed = ("look_up", "<tool_call>", '"arguments"', MARK)

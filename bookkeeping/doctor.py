@@ -287,7 +287,8 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     groups have a signal, zeros are no surprise. Nor are they if all replies were cut short and left
     out of the loss (TRL's mask_truncated_completions).
     """
-    if not last(lines, "grad_norm", n).max() <= 1e-8:  # or it is not known
+    norm = last(lines, "grad_norm", n).max()
+    if norm > 1e-8 or math.isnan(norm):  # it moves, or it is not known
         return None
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
     left_out = last(lines, "truncated", n).min() >= 0.95 and not same

@@ -4,11 +4,12 @@ Settings that cannot work, before anything is loaded. REFUSALS is the table: fla
 wrong, and why. A check that needs more than a line is a function below it. What only an environment
 knows (which versions swarm has) its class checks itself.
 
-Answers that an environment must not give. It may be anybody's code. If it raises, exits, does not
-answer within a minute, or returns something of the wrong type, that costs one episode and not a run
-of days: `Guarded` wraps it, checks each answer against ANSWERS, and turns every failure into
-rollout.EnvironmentFailed, with one line that says what happened and where. `preflight` plays the
-environment through the same wrapper before a model is loaded; there a failure ends the command.
+Answers that an environment must not give. An environment may be anybody's code. If it raises,
+exits, does not answer within a minute, or returns something of the wrong type, that costs one
+episode and not a run of days: `Guarded` wraps it, checks each answer against ANSWERS, and turns
+every failure into rollout.EnvironmentFailed, with one line that says what happened and where.
+`preflight` plays the environment through the same wrapper before a model is loaded; there a failure
+ends the command.
 
 Our own three are played without it. Any string is a legal reply to them, and tests/test_hostile.py
 plays them through the wrapper to show it. So if you edit one of them and make a mistake, the run

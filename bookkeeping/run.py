@@ -339,11 +339,11 @@ def ratios_of(policy, e, cfg, update: int) -> list[float]:
 
 def one_line(line: dict) -> str:
     """The printed line of an update."""
-    reward = "update {update:4}  reward {reward:.2f} [{reward_low:.2f}, {reward_high:.2f}]"
+    head = "update {update:4}  reward {reward:.2f} [{reward_low:.2f}, {reward_high:.2f}]"
     shown = [f"{title} {line[name]:{form}}" for name, title, form in PRINTED if name in line]
     waiting = sum(line[f"seconds_{part}"] for part in SECONDS if part != "train")
     return "  ".join(
-        [reward.format_map(line), *shown, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"]
+        [head.format_map(line), *shown, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"]
     )
 
 

@@ -46,7 +46,6 @@ except ModuleNotFoundError:
 
 import settings
 from bookkeeping import refusals
-from bookkeeping.refusals import one_sentence
 from env_swarm import Swarm
 from swarm.tools import show, write_call
 
@@ -146,7 +145,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--sessions", type=int, default=64, help="open at once")
     args, words = parser.parse_known_args()
-    with one_sentence():
+    with refusals.one_sentence():
         cfg, _ = settings.command_line(["--env", "swarm", *words])
         refusals.check(cfg)
     uvicorn.run(app(cfg, args.sessions), host=args.host, port=args.port, log_level="warning")

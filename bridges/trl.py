@@ -42,7 +42,6 @@ import torch
 import settings
 from bookkeeping import refusals
 from bookkeeping.chat import about, read_template
-from bookkeeping.refusals import guarded, one_sentence
 from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
 from policy import EMBEDDED, Policy, Sample, in_bfloat16, lora_config, pick_device
@@ -249,14 +248,16 @@ def make_trainer(ours: list[str], theirs: list[str]):
         args=args,
         reward_funcs=reward_of,
         train_dataset=Dataset.from_list([{"prompt": str(seed)} for seed in seeds]),
-        rollout_func=Rollout(partial(guarded, settings.make_env, cfg, cfg.difficulty), today),
+        rollout_func=Rollout(
+            partial(refusals.guarded, settings.make_env, cfg, cfg.difficulty), today
+        ),
         peft_config=lora if cfg.lora_rank else None,
     )
 
 
 def main(words: list[str]) -> None:
     behind = words.index("--") if "--" in words else len(words)
-    with one_sentence():
+    with refusals.one_sentence():
         trainer = make_trainer(words[:behind], words[behind + 1 :])
     trainer.train()
     trainer.save_model()

@@ -264,9 +264,8 @@ def off_the_guess(arm: dict) -> str:
 
 def beyond_the_guess(arm: dict) -> str:
     """Of the tasks that the best guess misses, what is right; each seed."""
-    found = []
+    found, missed = [], best_guess(arm) == 0
     for before, after in zip(of_seeds(arm, "after_sft"), of_seeds(arm, "final")):
-        missed = best_guess(arm) == 0
         found.append(f"{before[missed].mean():.0%} → {after[missed].mean():.0%}")
     return ", ".join(found)
 

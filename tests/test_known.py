@@ -10,7 +10,6 @@ import settings
 import warm
 from bookkeeping import folder as run_folder
 from bookkeeping import refusals
-from bookkeeping.refusals import guarded
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
 from helpers import write_lines as write
@@ -303,7 +302,7 @@ def odd(answer, row):
     marks = {"reward": 0.5, "exact": 0, "close": 1, "format": 1, "found": 0, "scorer_failed": 0}
     assert scored(env, "3") == marks and scored(env, "three") == FAILED
     assert "ValueError" in capsys.readouterr().err
-    env = guarded(lambda: env_of(file, f",scorer={tmp_path}/mine.py:odd"))
+    env = refusals.guarded(lambda: env_of(file, f",scorer={tmp_path}/mine.py:odd"))
     env.env.seconds = 0.3
     env.reset(0)
     for answer in ("nan", "text", "list", "no reward", "missing", "exit", "cancel", "hang"):

@@ -12,7 +12,6 @@ import pytest
 import settings
 from bookkeeping import refusals
 from bookkeeping.folder import resume_folder, take_typed
-from bookkeeping.refusals import preflight
 from evaluate import MAY_BE_TYPED
 from learn import failures
 from rollout import EnvironmentFailed
@@ -334,16 +333,18 @@ def test_what_is_wrong_with_an_environment_is_said(tmp_path, monkeypatch, old, n
     """With its method and line, before a model is loaded."""
     monkeypatch.setattr(refusals, "ENV_SECONDS", 0.2)
     with pytest.raises(ValueError) as error:
-        preflight(sums(tmp_path, old, new))
+        refusals.preflight(sums(tmp_path, old, new))
     said = str(error.value)
     assert told in said and said.startswith(f"--env {tmp_path}/sums.py:Sums: ")
     assert "docs/fork.md" in said and "\n" not in said
 
 
 def test_an_environment_as_it_should_be_passes(tmp_path):
-    preflight(sums(tmp_path))
-    preflight(sums(tmp_path, EXPERT, "raise NotImplementedError", sft_steps=0))  # nobody asks it
-    preflight(sums(tmp_path, "said) / 2", "said) / len(self.said)"))  # it is asked after a reply
+    refusals.preflight(sums(tmp_path))
+    unasked = sums(tmp_path, EXPERT, "raise NotImplementedError", sft_steps=0)
+    refusals.preflight(unasked)
+    late = sums(tmp_path, "said) / 2", "said) / len(self.said)")  # it is asked after a reply
+    refusals.preflight(late)
 
 
 @pytest.mark.parametrize("change", [(RESET, "return []"), (OVER, "None if")])
@@ -378,7 +379,7 @@ def test_a_level_is_a_number_or_a_word_as_the_class_has_it(tmp_path, levels, fla
     if isinstance(played, str) and len(played) > 1:
         with pytest.raises(ValueError, match=re.escape(played)):
             refusals.check(cfg)
-            preflight(cfg)
+            refusals.preflight(cfg)
         return
     refusals.check(cfg)
     assert cfg.difficulty == played and type(cfg.difficulty) is type(played)

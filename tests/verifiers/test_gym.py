@@ -17,7 +17,6 @@ from reasoning_gym.factory import DATASETS
 
 import settings
 from bookkeeping import refusals
-from bookkeeping.refusals import guarded
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
@@ -71,7 +70,7 @@ def test_no_answer_hangs_or_ends_a_run(name, monkeypatch):
     """Marks or a failed episode, in seconds. In a process of its own this would be no proof:
     an abort or an endless sum must not be tried at all."""
     monkeypatch.setattr(known.Known, "seconds", 10.0)
-    env = guarded(env_of, name)
+    env = refusals.guarded(env_of, name)
     env.reset(DEV_SEEDS)
     for answer in HOSTILE:
         env.step(f"<answer>{answer}</answer>")
