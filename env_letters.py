@@ -21,10 +21,10 @@ Atropos, a public collection of RL environments.
 An environment sets a task and scores how it was played; each play is an *episode*. It
 is plain Python and knows nothing of tokens or tensors:
 
-    reset(seed) -> messages        step(reply) -> (new messages, done)
-    score() -> {"reward": …, …}    expert_reply() -> str
-    think: may a reply think?      tools: JSON schemas, or None
-    max_turns: 1, if an episode is always one turn
+    four methods      reset(seed) -> messages        step(reply) -> (new messages, done)
+                      score() -> {"reward": …, …}    expert_reply() -> str
+    and attributes    think: may a reply think?      tools: JSON schemas, or None
+                      max_turns: 1, if an episode is always one turn
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -41,9 +41,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 TIERS = {
-    # tier: (source, shortest string, longest string, p_several, fewest, most)
-    # p_several is the chance that the task is about several letters, not just one. If
-    # so, their number is drawn between fewest and most, and kept between 2 and 26 (so
+    # tier: (source, shortest and longest string, p_several, fewest and most letters)
+    # p_several is the chance that a task is about several letters, not just one. If so,
+    # their number is drawn between fewest and most, and then kept between 2 and 26 (so
     # tier 10 asks for the whole alphabet).
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
@@ -64,6 +64,10 @@ STYLES = {
     "states": "thinks, but only states the counts: the format without the algorithm",
     "derives": "spells the string with a running tally and reads it off: the algorithm",
 }
+
+# In characters. An honest answer about 26 letters has under 300.
+LONGEST_ANSWER = 1000
+LONGEST_REPLY = 2000  # one that may not think: its answer, tags and some white space
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 def make_task(rng: random.Random, difficulty: int) -> Task:
     """Draw one task of a tier. The letters are distinct; some may not occur.
 
-    The draws keep their order: in another one a seed would give another task.
+    Do not reorder the draws: a seed would then give another task.
     """
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
@@ -177,7 +181,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     if re.findall("</?answer>", rest) != ["<answer>", "</answer>"]:
         return None
     body = rest.partition("<answer>")[2].partition("</answer>")[0].strip()
-    if len(body) > 1000:  # an honest one (26 letters) has under 300 characters
+    if len(body) > LONGEST_ANSWER:
         return None
     # 2. For a single letter, the answer is an integer.
     if not several:
@@ -207,15 +211,15 @@ def score_reply(
         is not one well-formed answer          0                    0
         comes with thinking, but may not       0                    0
         is about other letters                 0.1                  0
-        is a wrong number (N is 1)             0.1                  0
-        has n of N counts right                0.1 + 0.9 · n / N    0
+        is a wrong number (for one letter)     0.1                  0
+        has n of the N counts right            0.1 + 0.9 · n / N    0
         has all counts right                   1                    1
 
     `exact` is 1 only if every count is right, whichever reward is paid.
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
-    if not think and hides_thinking(reply, "answer", 2000):
+    if not think and hides_thinking(reply, "answer", LONGEST_REPLY):
         answer = None
     # The share of the counts that are right; a single one is right or wrong.
     truth = dict(zip(task.letters, task.counts))
@@ -240,8 +244,8 @@ def score_reply(
 def hides_thinking(reply: str, tag: str, most: int) -> bool:
     """Does a reply that may not think hold anything besides one block <tag>…</tag>?
 
-    Prose or white space may hide a tally. most: characters; no honest answer is longer,
-    or has runs of white space.
+    Prose or white space may hide a tally. So a reply of more than `most` characters, or
+    with 8 white-space characters in a row, counts as hiding; no honest one has either.
     """
     if len(reply) > most or re.search(r"\s{8}", reply):
         return True

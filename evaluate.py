@@ -30,7 +30,7 @@ import metrics
 from bookkeeping import doctor, records, report, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint
-from bookkeeping.refusals import check, guarded, preflight, tell_unread
+from bookkeeping.refusals import check, guarded, preflight, warn_unread_flags
 from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import choose_model
@@ -205,7 +205,7 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
     return played
 
 
-def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
+def probe_report(groups: list[list[Episode]], cfg: Config) -> list[str]:
     """What GRPO could learn from a batch [G][k], in a few lines, the verdict last."""
     played = without_failed(groups)
     episodes = [e for g in played for e in g]
@@ -224,11 +224,11 @@ def prospects(groups: list[list[Episode]], cfg: Config) -> list[str]:
         f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
         f"pass@{cfg.k:<7}{metrics.mean([float(any(g)) for g in right])}",
         f"a reply     {reply!r}, reward {episodes[0].reward:g}",
-        verdict(groups),
+        signal_verdict(groups),
     ]
 
 
-def what_is_healthy(cfg: Config) -> str:
+def healthy_values(cfg: Config) -> str:
     """A line to print before the first update: which ratio and loss are healthy."""
     if cfg.epochs > 1 or cfg.async_rollouts:
         return (
@@ -243,7 +243,7 @@ def what_is_healthy(cfg: Config) -> str:
     return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
 
 
-def verdict(groups: list[list[Episode]]) -> str:
+def signal_verdict(groups: list[list[Episode]]) -> str:
     """Does GRPO have something to learn from a batch [G][k]?"""
     rewards = [[e.reward for e in g] for g in without_failed(groups)]
     signal = sum(len(set(row)) > 1 for row in rewards)
@@ -381,7 +381,7 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     """
     own = next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
     own_rules = rules_of(cfg)
-    tell_unread(cfg, typed)
+    warn_unread_flags(cfg, typed)
     cfg.async_rollouts = 0  # there is no trainer to run ahead of
     given.set = [*cfg.set, *given.set]  # the later one counts
     names = typed - {"eval_only", "held_out"}

@@ -17,16 +17,19 @@ clipping never acts.
 
 Watch the reward and grad_norm: the printed loss does not say how a run is doing. With
 grpo and gspo it is near 0, because its *value* is minus the mean advantage, which is 0
-by construction; its *gradient* is not. In the other losses long episodes count more, or
-log-probs take the place of the ratio, so it can have any value.
+by construction; its *gradient* is not. In dapo and dr_grpo long episodes count more,
+and in reinforce and cispo the log-prob is a factor, so there it can have any value.
 
-    loss = - Σ weight · ratio · advantage,   over all sampled tokens
+    loss = - Σ weight · min(ratio · A, clipped ratio · A),   over all sampled tokens
+
+where A is the advantage. Two losses are simpler; log p is the token's log-prob:
+
+    reinforce   - Σ weight · A · log p
+    cispo       - Σ weight · A · log p · clipped ratio, which gets no gradient
 
 The losses differ in three things:
 
-    ratio    one per token; or one for the whole episode; or none: the token's log-prob
-             takes its place. cispo multiplies the two, with the ratio as a constant
-             that gets no gradient.
+    ratio    one per token, or one for the whole episode
     clip     the range that the ratio is clipped to: ε below 1, ε or ε_high above
     weight   of each token, made of
                  N     episodes in the batch
@@ -40,7 +43,7 @@ The losses differ in three things:
     dr_grpo     token            [1-ε, 1+ε]         1 / (N · max)  Liu 2025, §3.2
     dapo        token            [1-ε, 1+ε_high]    1 / S          Yu 2025, eq. 8
     gspo        episode          [1-ε, 1+ε_high]    1 / (N · L)    Zheng 2025, eq. 5
-    cispo       token, constant  ratio <= 1+ε_high  1 / S          MiniMax 2025, eq. 4
+    cispo       token            ratio <= 1+ε_high  1 / S          MiniMax 2025, eq. 4
 
 dr_grpo also does not divide the advantages by the std. Weights are computed once, over
 the whole batch, so cutting it into micro-batches cannot change the gradient. Samples
@@ -52,7 +55,6 @@ Run me: `python grpo.py` works the example through, number by number.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -62,69 +64,13 @@ from fast.logprobs import shares_prompts, token_logprobs
 from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
-# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. The numbers are the papers',
-# if they give any. reinforce has no ratio.
-CLIP = {
-    "grpo": (0.2, 0.2),
-    "dr_grpo": (0.2, 0.2),
-    "dapo": (0.2, 0.28),
-    "gspo": (3e-4, 4e-4),
-    "cispo": (1.0, 0.28),  # 1 - 1.0: no lower bound
-}
 MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
-
-
-# ------------------------------------------------------------------------------- update
-
-
-def update(
-    policy: Policy,
-    optimizer,
-    groups: list[list[Episode]],
-    advantages,
-    cfg,
-    reference=None,
-) -> dict[str, float]:
-    """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
-
-    advantages  [G][k]: per episode a number, as compare_groups returns; or a tensor
-                [n], one number for each of the episode's n sampled tokens
-    cfg         a settings.Config
-    reference   {name: weight} of the policy that --kl compares with
-
-    Returns the columns to log (fast/batches.py). Raises FloatingPointError before the
-    step if the loss or the gradient is not finite.
-    """
-    weighted = to_train(groups, advantages, cfg)
-    log = UpdateLog(policy, groups, advantages, cfg)
-    batches = micro_batches(weighted, policy, cfg)
-    epochs = cfg.epochs if weighted else 0  # nothing to learn from: no step
-    grad_norm = 0.0
-    for epoch in range(epochs):
-        optimizer.zero_grad(set_to_none=True)
-        for batch in batches:
-            out = forward(policy, batch, cfg)  # log-probs [M] and entropy [M], now
-            if epoch == 0:  # fix the ratio's denominator; let stale samples weigh less
-                set_proximal_and_importance(batch, out, cfg)
-            loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
-            if cfg.kl > 0:
-                penalty = kl_to_reference(policy, reference, batch, out, cfg)
-                loss = loss + cfg.kl * penalty
-            loss.backward()
-            # The log may repeat a pass, to measure rounding.
-            log.add(batch, out, loss, again=partial(forward, policy, batch, cfg))
-        total = log.end_epoch()  # the loss of all processes; no step if it is NaN
-        grad_norm = take_step(policy, optimizer, total)
-    return log.columns | {
-        "grad_norm": grad_norm,
-        "lr": optimizer.param_groups[0]["lr"],
-    }
 
 
 # --------------------------------------------------------------------------- advantages
 
 
-def compare_groups(groups: list[list[Episode]], cfg) -> torch.Tensor:
+def compute_advantages(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """Advantages of a batch [G, k]: how much better each episode was than its group.
 
     This is where to try a baseline of your own. Failed episodes get 0, and do not count
@@ -168,7 +114,8 @@ def group_advantages(
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     # If all rewards of a group are equal, this must be exactly 0. But in floating point
-    # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as 0.
+    # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as 0. (A failed
+    # episode's NaN compares as False here, and becomes 0 in the line after.)
     rounding = (rewards - mean).abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = torch.where(valid & ~rounding, rewards - mean, 0.0)  # [G, k]
     if normalize:
@@ -177,7 +124,112 @@ def group_advantages(
     return centered.float()
 
 
-# ------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------- update
+
+
+def update(
+    policy: Policy,
+    optimizer,
+    groups: list[list[Episode]],
+    advantages,
+    cfg,
+    reference=None,
+) -> dict[str, float]:
+    """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
+
+    advantages  [G][k]: per episode a number, as compute_advantages returns; or a tensor
+                [n], one number for each of the episode's n sampled tokens
+    cfg         a settings.Config
+    reference   {name: weight} of the policy that --kl compares with
+
+    Returns the columns to log (fast/batches.py). Raises FloatingPointError before the
+    step if the loss or the gradient is not finite.
+    """
+    weighted = weigh_episodes(groups, advantages, cfg)  # advantage, weight per token
+    batches = micro_batches(weighted, policy, cfg)  # as tensors that fit the memory
+    epochs = cfg.epochs if weighted else 0  # 0: every advantage is 0, there is no step
+    log = UpdateLog(policy, groups, advantages, cfg, forward)
+    total = grad_norm = 0.0
+    for epoch in range(epochs):
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for batch in batches:
+            out = forward(policy, batch, cfg)  # log-probs of its M sampled tokens, now
+            if epoch == 0:  # what the ratio divides by; stale samples weigh less
+                set_proximal_and_importance(batch, out, cfg)
+            loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
+            if cfg.kl > 0:
+                penalty = kl_to_reference(policy, reference, batch, out, cfg)
+                loss = loss + cfg.kl * penalty
+            loss.backward()
+            total += loss.item()
+            log.add(batch, out)
+        total, grad_norm = take_step(policy, optimizer, total)
+        log.end_epoch()
+    return log.columns | {
+        "loss": total,
+        "grad_norm": grad_norm,
+        "lr": optimizer.param_groups[0]["lr"],
+    }
+
+
+# ------------------------------------ what update calls, in order: 1. before the passes
+
+
+@dataclass
+class WeightedEpisode:
+    """An episode to train on; the advantage and weight of each of its n tokens."""
+
+    episode: Episode
+    advantages: torch.Tensor  # [n]
+    weights: torch.Tensor  # [n]
+
+
+def weigh_episodes(
+    groups: list[list[Episode]], advantages, cfg
+) -> list[WeightedEpisode]:
+    """The episodes to train on, each with its advantages and weights."""
+    pairs = [
+        (e, torch.as_tensor(advantage).float())
+        for group, row in zip(groups, advantages)
+        for e, advantage in zip(group, row)
+        if trainable(e)
+    ]
+    lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
+    weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
+    # A number is repeated for each of the episode's n tokens; an [n] stays as it is.
+    weighted = [
+        WeightedEpisode(
+            e, advantage.expand(e.reply_tokens), weight.expand(e.reply_tokens)
+        )
+        for (e, advantage), weight in zip(pairs, weights)
+    ]
+    if cfg.kl > 0 or cfg.loss in NEEDS_LOGITS:
+        return weighted
+    # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
+    # episode needs no forward pass. It did count when the weights were computed.
+    return [one for one in weighted if one.advantages.any()]
+
+
+def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
+    """This process's part of the work, cut into pieces of cfg.micro_tokens."""
+    # Dealt out in turn, the shortest first: each process gets some of every length.
+    by_length = sorted(weighted, key=lambda one: len(one.episode.token_ids))
+    mine = parallel.shard(by_length)
+    pad, device = policy.tokenizer.pad_token_id, policy.device
+    # fast/logprobs.py can read a prompt once for all replies to it.
+    read_once = not is_plain(cfg) and shares_prompts(policy.lm)
+    batches = []
+    for indices in cut([one.episode for one in mine], cfg.micro_tokens, read_once):
+        part = [mine[i] for i in indices]
+        batch = collate([one.episode for one in part], pad, device)
+        batch.advantages = torch.cat([one.advantages for one in part]).to(device)  # [M]
+        batch.weights = torch.cat([one.weights for one in part]).to(device)  # [M]
+        batches.append(batch)
+    return batches
+
+
+# --------------------------------------------------- what update calls: 2. forward pass
 
 
 @dataclass
@@ -185,15 +237,61 @@ class Output:
     """What the policy now says about a batch's M sampled tokens."""
 
     logprobs: torch.Tensor  # [M], differentiable
-    measured_entropy: torch.Tensor | None = None  # [M], for the log: it has no gradient
-    # For a loss in NEEDS_PLAIN_PASS, both differentiable; for others None, because a
-    # term without a gradient would change the printed loss and teach nothing.
+    measured_entropy: torch.Tensor | None = None  # [M], for the log, without a gradient
+    # These two are differentiable, and only there for a loss that is in NEEDS_LOGITS
+    # (below). For others they are None: a term without a gradient would change the
+    # printed loss and teach nothing.
     entropy: torch.Tensor | None = None  # [M]
     logits: torch.Tensor | None = None  # [M, V]
     # A loss may set these, to have them logged.
     ratio: torch.Tensor | None = None  # [M]
     clipped: torch.Tensor | None = None  # [M] bool
     kl: torch.Tensor | None = None  # [M]
+
+
+def is_plain(cfg) -> bool:
+    """Are the log-probs computed the plain way (policy.py)?"""
+    return cfg.plain or cfg.loss in NEEDS_LOGITS
+
+
+def forward(policy: Policy, batch: Batch, cfg) -> Output:
+    """One forward pass: log-probs and entropy of the sampled tokens, now."""
+    if is_plain(cfg):
+        logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
+        tokens = batch.ids[:, 1:][batch.mask]  # [M]
+        logprobs, entropy = choices(logits, tokens)  # [M] each
+        return Output(logprobs, entropy.detach(), entropy=entropy, logits=logits)
+    logprobs, entropy = token_logprobs(policy, batch.ids, batch.mask, cfg.temperature)
+    return Output(logprobs, measured_entropy=entropy)
+
+
+def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
+    """At the first pass: what does the ratio divide by? What do stale samples weigh?
+
+    The *behaviour* policy drew the samples; the ratio divides by the *proximal* policy.
+    With --importance clip the two are the same. Otherwise the proximal one is the
+    policy at the start of this update (Hilton et al. 2022): every ratio of this pass is
+    1, and weights correct for the age of the samples (fast/batches.py).
+    """
+    now = out.logprobs.detach()  # [M]
+    batch.proximal = batch.behaviour if cfg.importance == "clip" else now
+    log_ratio = now - batch.behaviour
+    batch.importance = importance_weights(cfg.importance, log_ratio, batch.row)  # [M]
+    batch.weights = batch.weights * batch.importance
+
+
+# ----------------------------------------------------------- what update calls: 3. loss
+
+
+# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. The numbers are the papers',
+# if they give any. reinforce has no ratio.
+CLIP = {
+    "grpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 0.28),  # 1 - 1.0: no lower bound
+}
 
 
 def reinforce(batch: Batch, out: Output, cfg) -> torch.Tensor:
@@ -208,7 +306,9 @@ def grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 def dr_grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Liu 2025, §3.2: grpo with weights of 1 / (N · max) and undivided advantages."""
+    """Liu 2025, §3.2: here the same as grpo. What differs is elsewhere: the weight of a
+    token (token_weights), and advantages that are not divided (compute_advantages).
+    """
     return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dr_grpo"])
 
 
@@ -249,17 +349,18 @@ LOSSES = {
 # the others all tokens weigh the same (dr_grpo: 1 / max, in token_weights), and so in
 # yours, unless you name it here.
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
-# None of the six is here. Add yours if it uses out.entropy or out.logits. It then
-# trains on every episode, even if its advantage is 0. The logits are [M, V]: mind the
-# memory.
-NEEDS_PLAIN_PASS: set[str] = set()
+# A loss that uses out.entropy or out.logits must be named here; none of the six does.
+# It gets them with gradients, which takes memory for M · V numbers, and it sees every
+# episode, also those whose advantage is 0.
+NEEDS_LOGITS: set[str] = set()
 
 
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
-    """How likely each token is now, over how likely the proximal policy found it: [M].
+    """How likely each token is now, over how likely it was before this update: [M].
 
-    With --importance clip, the proximal policy is the one that sampled it; else the one
-    at the start of this update (set_proximal_and_importance).
+    "Before" is batch.proximal. With --importance clip, the default of small models, it
+    is the log-prob when the token was sampled; else that of this update's first pass
+    (set_proximal_and_importance).
     """
     return (out.logprobs - batch.proximal).exp()
 
@@ -286,8 +387,8 @@ def clipped_loss(
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
     """The weight of each token of an episode, [N] float32.
 
-    lengths [N]: sampled tokens per episode. max_tokens: the longest reply. It does not
-    depend on the batch, and that is why dr_grpo divides by it.
+    lengths [N]: sampled tokens per episode. max_tokens: the limit of a reply. dr_grpo
+    divides by it because it is the same for every batch.
     """
     n = max(1, len(lengths))
     if loss in EPISODES_WEIGH_ALIKE:
@@ -299,95 +400,12 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
     return torch.full_like(lengths, 1.0 / all_tokens, dtype=torch.float32)
 
 
-# --------------------------------------------------------- what update calls, in order
-
-
-@dataclass
-class WeightedEpisode:
-    """An episode to train on; the advantage and weight of each of its n tokens."""
-
-    episode: Episode
-    advantages: torch.Tensor  # [n]
-    weights: torch.Tensor  # [n]
-
-
-def to_train(groups: list[list[Episode]], advantages, cfg) -> list[WeightedEpisode]:
-    """The episodes to train on, each with its advantages and weights."""
-    pairs = [
-        (e, torch.as_tensor(advantage).float())
-        for group, row in zip(groups, advantages)
-        for e, advantage in zip(group, row)
-        if trainable(e)
-    ]
-    lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
-    weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
-    # A number is repeated for each of the episode's n tokens; an [n] stays as it is.
-    weighted = [
-        WeightedEpisode(
-            e, advantage.expand(e.reply_tokens), weight.expand(e.reply_tokens)
-        )
-        for (e, advantage), weight in zip(pairs, weights)
-    ]
-    if cfg.kl > 0 or cfg.loss in NEEDS_PLAIN_PASS:
-        return weighted
-    # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
-    # episode needs no forward pass. It did count when the weights were computed.
-    return [one for one in weighted if one.advantages.any()]
-
-
-def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
-    """This process's share of the work, cut into pieces of cfg.micro_tokens."""
-    # Dealt out in turn, the shortest first: each process gets some of every length.
-    own = parallel.share(sorted(weighted, key=lambda one: len(one.episode.token_ids)))
-    pad, device = policy.tokenizer.pad_token_id, policy.device
-    # fast/logprobs.py can run a prompt once for all replies to it.
-    shared = not is_plain(cfg) and shares_prompts(policy.lm)
-    batches = []
-    for indices in cut([one.episode for one in own], cfg.micro_tokens, shared):
-        part = [own[i] for i in indices]
-        batch = collate([one.episode for one in part], pad, device)
-        batch.advantages = torch.cat([one.advantages for one in part]).to(device)  # [M]
-        batch.weights = torch.cat([one.weights for one in part]).to(device)  # [M]
-        batches.append(batch)
-    return batches
-
-
-def is_plain(cfg) -> bool:
-    """Are the log-probs computed the plain way (policy.py)?"""
-    return cfg.plain or cfg.loss in NEEDS_PLAIN_PASS
-
-
-def forward(policy: Policy, batch: Batch, cfg) -> Output:
-    """One forward pass: log-probs and entropy of the sampled tokens, now."""
-    if is_plain(cfg):
-        logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
-        tokens = batch.ids[:, 1:][batch.mask]  # [M]
-        logprobs, entropy = choices(logits, tokens)  # [M] each
-        return Output(logprobs, entropy.detach(), entropy, logits)
-    return Output(*token_logprobs(policy, batch.ids, batch.mask, cfg.temperature))
-
-
-def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
-    """At the first pass: fix the ratio's denominator, and weigh samples by their age.
-
-    The *behaviour* policy drew the samples; the *proximal* policy is the denominator of
-    the ratio. With --importance clip the two are the same. Otherwise the proximal one
-    is the policy at the start of this update (Hilton et al. 2022): every ratio of this
-    pass is 1, and weights correct for the age of the samples (fast/batches.py).
-    """
-    now = out.logprobs.detach()  # [M]
-    batch.proximal = batch.behaviour if cfg.importance == "clip" else now
-    log_ratio = now - batch.behaviour
-    batch.importance = importance_weights(cfg.importance, log_ratio, batch.row)  # [M]
-    batch.weights = batch.weights * batch.importance
-
-
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    As in Shao et al. 2024, eq. 4. The value estimates that KL. The gradient is that of
-    the reverse, KL(reference || policy), because the sampled tokens are treated as
-    constants; close to the reference the two hardly differ.
+    As in Shao et al. 2024, eq. 4. Its value estimates KL(policy || reference). But the
+    sampled tokens count as constants, so its gradient is that of the reverse,
+    KL(reference || policy). Close to the reference the two hardly differ.
     """
     with torch.no_grad(), swapped(policy, reference):
         reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]
@@ -395,15 +413,21 @@ def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     return (batch.weights * out.kl).sum()
 
 
-def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> float:
-    """One optimizer step along the sum of all processes' gradients; returns its norm.
+# ----------------------------------------------------------- what update calls: 4. step
 
-    The norm is the gradient's, before it is clipped to MAX_GRAD_NORM. loss: summed over
-    all processes. Raises FloatingPointError before the step if loss or norm is not
-    finite; `what` names the loss in its message.
+
+def take_step(
+    policy: Policy, optimizer, loss: float, what: str = "loss"
+) -> tuple[float, float]:
+    """One optimizer step: (loss, norm of the gradient before it is clipped).
+
+    Several processes add up their losses and gradients first; `loss` is this one's.
+    Raises FloatingPointError before the step if loss or norm is not finite; `what`
+    names the loss in its message.
     """
     parameters = list(policy.trainable().values())
-    parallel.sum_gradients(parameters)
+    parallel.all_reduce_gradients(parameters)
+    loss = parallel.all_reduce_numbers({"loss": loss})["loss"]
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)
@@ -411,7 +435,7 @@ def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> flo
             f"{what} {loss} and gradient norm {grad_norm} are not both finite"
         )
     optimizer.step()
-    return grad_norm
+    return loss, grad_norm
 
 
 if __name__ == "__main__":

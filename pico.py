@@ -1,4 +1,4 @@
-"""pico.py: the whole book in one file. A language model finds out that thinking pays.
+"""pico.py: the whole story in one file. A language model finds out that thinking pays.
 
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
@@ -11,9 +11,9 @@ What you will see, with seed 0 and 256 development tasks:
     update 150  reward 0.95  spells 100%  gradient 0.09
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
 
-and then the reward curve, drawn as text. (Why 5% after 0%? An evaluation always takes
-the likeliest token. Training draws tokens at random: now and then a reply spells, is
-paid for it, and becomes likelier.)
+and then the reward curve, drawn as text. (Why 0.06 after 19%, and 5% after 0%? An
+evaluation always takes the likeliest token. Training draws tokens at random: fewer
+replies are right, but now and then one spells, is paid for it, and becomes likelier.)
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. It can answer at once, and be wrong. Or it can first spell the string out
@@ -23,9 +23,9 @@ above the mean of their group are made likelier.
 
     task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
 
-Each part below names the file of the book that does the same faster, more safely and
-for more than one task. tests/test_pico.py compares the two; docs/pico.md shows the
-tensors of one update.
+The other chapters of this repository are "the book". Each part below names the one that
+does the same faster, more safely and for more than one task. tests/test_pico.py
+compares the two; docs/pico.md shows the tensors of one update.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
 
     If you change one thing in this file, change this function.
     """
-    rest = reply.rpartition("</think>")[2]  # what follows the thinking
+    rest = reply.rpartition("</think>")[2]  # what follows the thinking; or all of it
     if "<think>" in rest:  # a thought never ends: an answer in it is void
         return 0.0
     if re.findall("</?answer>", rest) != ["<answer>", "</answer>"]:
@@ -145,6 +145,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         return 0.0
     if any(type(n) is not int for _, n in pairs):  # to Python, true is 1
         return 0.0
+    # As many pairs as letters: if one came twice, another one is missing.
     return float(dict(pairs) == counts)
 
 
@@ -172,8 +173,8 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
         if re.fullmatch("<0x..>", piece):  # <0x41> stands for the byte 0x41, an A
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    # Tokens such as <think> are never cut in two: the scores above are negative, so no
-    # sum of them comes near this one.
+    # Tokens such as <think> are in vocab, too. With this score they are never cut in
+    # two: all others are negative, so no sum of them comes near it.
     for token in file["added_tokens"]:
         scored[token["content"]] = (10**6, token["id"])
     return texts, scored
@@ -193,7 +194,8 @@ def encode(text: str) -> list[int]:
     is the best way to cut some beginning of them, followed by one last piece.
     """
     # best[n], for the first n letters: (score, -begin of the last piece, ids). max
-    # compares from the left: of equal scores the larger -begin wins, the longer piece.
+    # compares from the left: of equal scores it takes the smallest begin, that is, the
+    # longest last piece.
     best = [(0.0, 0, [])]
     for end in range(1, len(text) + 1):
         ways = []  # to cut the first `end` letters, one per last piece
@@ -277,7 +279,7 @@ def forward(
             M = B
     cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
             tokens that earlier calls have read; this call writes its own after them
-    start   how many those are, per row
+    start   how many tokens that is; one number, because rows are padded alike
     """
     B, T = ids.shape
 
@@ -300,7 +302,8 @@ def forward(
     #     query 2       x
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
-    positions = keys[start:, None]  # [T, 1]
+    positions = keys[start:, None]  # [T, 1], of the queries
+    # The first key that a query may see: its row's first token; for padding, itself.
     first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
@@ -424,8 +427,8 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # In float32 equal rewards may seem to differ: seven of 0.7 would get advantages of
-    # 0.06 in place of 0.
+    # In float32 the mean of seven rewards of 0.7 is off by 6e-8. Divided by a std of 0,
+    # plus 1e-6, that is an advantage of 0.06 in place of 0. In float64 it is exact.
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -547,7 +550,8 @@ def main(seed: int, updates: int) -> None:
     try:
         for i in range(updates):
             # 1 sample: K replies to each of the next TASKS tasks. Another --seed takes
-            # other tasks. (The % keeps them below SFT_SEEDS: TASKS divides 10**9.)
+            # other tasks. (The % keeps first_seed below SFT_SEEDS, and with it the last
+            # task, if TASKS divides 10**9.)
             first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
             seeds = range(first_seed, first_seed + TASKS)
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)

@@ -69,7 +69,7 @@ class EnvironmentFailed(Exception):
 
 
 @contextmanager
-def failure_ends(episode: Episode):
+def end_on_failure(episode: Episode):
     """A failure in this block ends only this episode, which then has no score."""
     try:
         yield
@@ -93,7 +93,9 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 def after_reply(
     policy: Policy, new: list[dict], think: bool, tools=None
 ) -> tuple[list[int], list[int]]:
-    """The tokens between one reply and the next, in two parts.
+    """What stands between two replies: (ids that end the turn, ids of what follows).
+
+    In two parts: a policy that has ended its turn has sampled the first one itself.
 
     A chat template is a program that comes with a model and writes a conversation as
     one text. We have it write a made-up one, with a marker as the reply, and keep what
@@ -103,11 +105,9 @@ def after_reply(
         Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
                                           <|im_start|>assistant⏎
         a plain one no tokens             ⏎user: And 2 + 2?⏎assistant:
-
-    A policy that has ended its turn has sampled the first part itself.
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # only templates that show tools need them here
+        tools = None  # else they would be written out, in a part that is cut off below
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -127,7 +127,8 @@ def ids_until_next_reply(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.think, env.tools)
-    # The policy has almost always written the end of its turn itself.
+    # The policy has written the end of its turn itself. Only if a template has no token
+    # for it (GLM's), something is missing: the next message's header, which ends it.
     return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
@@ -165,9 +166,9 @@ def play(
         return []
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
-    max_before = context - max_tokens  # so that a reply has room
+    max_prompt = context - max_tokens  # so that a reply has room
     groups = [
-        open_group(policy, make_env, seed, g, k, max_before)
+        open_group(policy, make_env, seed, g, k, max_prompt)
         for g, seed in enumerate(task_seeds)
     ]
     players = sum(groups, [])
@@ -188,7 +189,7 @@ def play(
             keep=keep_cache,
         )
         for player, sample in zip(active, samples):
-            take_turn(policy, player.episode, player.env, sample, max_before)
+            take_turn(policy, player.episode, player.env, sample, max_prompt)
             player.cache = sample.cache if not player.episode.stop_reason else None
         # These names would keep the caches of finished episodes: free that memory now.
         del samples, sample
@@ -209,29 +210,29 @@ def still_playing(players: list[Player]) -> list[Player]:
 
 
 def open_group(
-    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_before: int
+    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_prompt: int
 ) -> list[Player]:
     """k players of one task that have read its prompt, or whose episodes have failed.
 
-    max_before: the most tokens that the prompt may have.
+    max_prompt: the most tokens that a prompt may have.
     """
     group = [Player(Episode(seed, number), make_env(), n) for n in range(k)]
     for p in group:
-        with failure_ends(p.episode):
+        with end_on_failure(p.episode):
             p.episode.messages = list(p.env.reset(seed))
     ready = still_playing(group)
     if not ready:
         return group
     opening, env = ready[0].episode.messages, ready[0].env
-    # Outside of failure_ends: a template that fails here would fail for every task.
+    # Outside of end_on_failure: a template that fails here would fail for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     problem = ""
     if any(p.episode.messages != opening for p in ready):
         problem = f"reset({seed}) gave two openings, and a group must share one task"
-    elif len(ids) > max_before:
+    elif len(ids) > max_prompt:
         problem = (
             f"task {seed}: a prompt of {len(ids)} tokens leaves no room for a reply; "
-            f"at most {max(max_before, 0)} do: give a lower --max-tokens or shorter "
+            f"the limit is {max(max_prompt, 0)}: give a lower --max-tokens or shorter "
             "tasks"
         )
     for p in ready:
@@ -243,11 +244,11 @@ def open_group(
 
 
 def take_turn(
-    policy: Policy, episode: Episode, env, sample: Sample, max_before: int
+    policy: Policy, episode: Episode, env, sample: Sample, max_prompt: int
 ) -> None:
     """Append one sampled reply, then the environment's messages; or end the episode.
 
-    max_before: the most tokens before a reply. Raises FloatingPointError if a log-prob
+    max_prompt: the most tokens before a reply. Raises FloatingPointError if a log-prob
     is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
 
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
@@ -267,7 +268,7 @@ def take_turn(
     prefix = start_of_thought(policy.tokenizer, env.think)
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
-    with failure_ends(episode):
+    with end_on_failure(episode):
         new_messages, done = env.step(reply)  # a cut reply is scored, too
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
@@ -275,7 +276,7 @@ def take_turn(
             episode.stop_reason = "done"
         else:
             ids = ids_until_next_reply(policy, env, sample, new_messages)
-            if len(episode.token_ids) + len(ids) > max_before:
+            if len(episode.token_ids) + len(ids) > max_prompt:
                 episode.stop_reason = "truncated"  # the next reply would not fit
             else:
                 episode.messages += new_messages
@@ -293,7 +294,7 @@ def finish(episode: Episode, env) -> None:
     """Ask for the score. A failed episode has none: it is in no mean and in no loss."""
     if episode.stop_reason == "error":
         return
-    with failure_ends(episode):
+    with end_on_failure(episode):
         scores = dict(env.score())
         episode.reward = float(scores.pop("reward"))
         episode.components = {name: float(value) for name, value in scores.items()}
@@ -305,14 +306,15 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     It may be longer than the policy's context; sft.py leaves such episodes out.
     """
     [player] = open_group(
-        policy, lambda: env, seed, number=0, k=1, max_before=UNLIMITED
+        policy, lambda: env, seed, number=0, k=1, max_prompt=UNLIMITED
     )
     episode = player.episode
-    # Not always eos_token: Gemma ends a turn with one token and a text with another.
-    end = read_template(policy.tokenizer).end
-    end = policy.tokenizer.eos_token_id if end is None else end
+    # The token that ends a turn in this template, or else the one that ends a text.
+    # (Gemma has one of each.)
+    shown = read_template(policy.tokenizer).end
+    end = policy.tokenizer.eos_token_id if shown is None else shown
     while episode.stop_reason == "":
-        with failure_ends(episode):
+        with end_on_failure(episode):
             # A prompt that ends with <think> has already opened the expert's thought.
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)

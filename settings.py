@@ -188,7 +188,7 @@ def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
     return cfg.model, cfg.env, cfg.device, fixed
 
 
-def complete(
+def fill_in_defaults(
     cfg: Config, n_parameters: int, why: str, path: str = "", fits: dict | None = None
 ) -> None:
     """Fill in what depends on the model, and say what was chosen.

@@ -23,19 +23,19 @@ from rollout import Episode, context_of, expert_episode
 
 
 def sft(
-    policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_if_asked: Callable
+    policy: Policy, make_env: Callable, seeds: list[int], cfg, end_if_asked: Callable
 ) -> dict:
     """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
-    make_env() -> an environment. stop_if_asked() is called after every step, and raises
+    make_env() -> an environment. end_if_asked() is called after every step, and raises
     if the run has been asked to stop. Call sft() inside `with policy.learning()`.
 
     Returns {"losses": of each step, "tokens": how many were trained on, "warnings": for
-    the run to print, see fitting}.
+    the run to print, see select_demonstrations}.
     """
     seeds = seeds if cfg.sft_steps else []  # 0 steps need no expert
     episodes = [expert_episode(policy, make_env(), seed) for seed in seeds]
-    episodes, warnings = fitting(policy, episodes, cfg.max_tokens)
+    episodes, warnings = select_demonstrations(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
@@ -48,18 +48,18 @@ def sft(
         stats = sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)
         losses.append(stats["loss"])
         tokens += sum(e.reply_tokens for e in batch)
-        stop_if_asked()
+        end_if_asked()
     return {"losses": losses, "tokens": tokens, "warnings": warnings}
 
 
-def fitting(
+def select_demonstrations(
     policy: Policy, episodes: list[Episode], max_tokens: int
 ) -> tuple[list[Episode], dict[str, str]]:
-    """(the demonstrations that fit RL's limits, {name: a warning about others}).
+    """(the demonstrations to show, {name: a warning about those left out}).
 
-    Demonstrations longer than the model's context are left out. So are those with a
-    reply of more than max_tokens, because RL would cut it. If all are too long for RL,
-    all are shown anyway. ValueError if none fits the context.
+    1. Those longer than the model's context are left out; ValueError if none is left.
+    2. So are those with a reply of more than max_tokens, which RL would cut; unless all
+       are that long: then all are shown.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
@@ -76,10 +76,10 @@ def fitting(
         )
     short = [e for e in in_context if longest_reply(e) <= max_tokens]
     if len(short) < len(in_context):
+        fate = "left out" if short else "shown, as there are no others"
         warnings["too long"] = (
             f"{len(in_context) - len(short)} of {n} demonstrations have a reply longer "
-            f"than --max-tokens {max_tokens}, which RL would cut; they are "
-            f"{'left out' if short else 'shown, as there are no others'}"
+            f"than --max-tokens {max_tokens}, which RL would cut; they are {fate}"
         )
     return (short or in_context), warnings
 
@@ -111,7 +111,7 @@ def sft_step(
     # and the gradients add up.
     n = sum(e.reply_tokens for e in episodes)
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
-    own = parallel.share(by_length)  # this process's
+    own = parallel.shard(by_length)  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
     loss = 0.0
     for indices in cut(own, micro_tokens):
@@ -122,8 +122,7 @@ def sft_step(
         part_loss = -logprobs.sum() / n
         part_loss.backward()
         loss += part_loss.item()
-    loss = parallel.sum_numbers({"loss": loss})["loss"]
-    grad_norm = take_step(policy, optimizer, loss, "SFT loss")
+    loss, grad_norm = take_step(policy, optimizer, loss, "SFT loss")
     return {"loss": loss, "grad_norm": grad_norm, "trained_tokens": n}
 
 

@@ -22,34 +22,34 @@ if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
 from bookkeeping import chat
 from bookkeeping.refusals import (
     check,
+    errors_in_one_sentence,
     guarded,
-    one_sentence,
-    other_opening,
     preflight,
-    tell_unread,
+    prompts_differ,
+    warn_unread_flags,
 )
 from bookkeeping.run import open_run
 from evaluate import (
     evaluate_only,
     evaluate_policy,
-    prospects,
+    healthy_values,
+    probe_report,
+    signal_verdict,
     summarize,
-    verdict,
-    what_is_healthy,
 )
 from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
-from grpo import compare_groups, update
+from grpo import compute_advantages, update
 from learn import failures
 from policy import adam, load_policy, set_learning_rate
 from rollout import prompt_ids
 from settings import (
     Config,
     command_line,
-    complete,
     dev_seeds,
     eval_sets,
+    fill_in_defaults,
     learning_rate,
     levels_of,
     make_env,
@@ -65,7 +65,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     run = open_run(cfg, user_flags)  # its folder and, with --resume, its checkpoint
     policy, rollouts = prepare(cfg, user_flags)
     optimizer = adam(policy, cfg.lr)
-    run.open(policy, optimizer)  # loads the checkpoint, if there is one
+    run.start(policy, optimizer)  # from its checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
@@ -73,27 +73,26 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         evaluate(cfg, run, policy, rollouts, "before")
         # guarded: if your own environment raises or hangs, only that episode is lost
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
-        # paused: the sampler lends its memory to the trainer
+        # paused: the sampler lends its memory to the trainer. learning: gradients are
+        # on, and their memory is given back at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
-            result = sft(policy, new_env, sft_seeds(cfg), cfg, run.stop_if_asked)
+            result = sft(policy, new_env, sft_seeds(cfg), cfg, run.end_if_asked)
         run.log_sft(result)
-        # warn if demonstrations are too long, or begin with a different prompt than
-        # in RL
-        run.tell(result["warnings"])
-        run.tell(other_opening(policy, cfg))
+        run.warn(result["warnings"])  # some demonstrations are too long
+        run.warn(prompts_differ(policy, cfg))  # SFT's prompt is not the one of RL
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    print(what_is_healthy(cfg))
+    print(healthy_values(cfg))
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task
         # (fast/ahead.py calls rollout.play; state.level is how hard the tasks are, and
         # --curriculum raises it)
         groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
         # 2 compare: how much better was each episode than the others of its group?
-        advantages = compare_groups(groups, cfg)  # [num_tasks, k]
+        advantages = compute_advantages(groups, cfg)  # [num_tasks, k]
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         set_learning_rate(optimizer, learning_rate(cfg, state.updates))
         with rollouts.paused(), policy.learning():
@@ -102,13 +101,13 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         state.updates += 1
         run.log(groups, summarize(groups) | stats, rollouts)
         if state.updates == 1:
-            print(verdict(groups))  # can GRPO learn from such a batch?
+            print(signal_verdict(groups))  # can GRPO learn from such a batch?
         last = run.finished()
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
         if state.updates % cfg.save_every == 0 or last or run.stop_asked():
             run.save(policy, optimizer, groups, advantages)
-        run.stop_if_asked()  # after Ctrl-C, it ends here; --resume continues it
+        run.end_if_asked()  # after Ctrl-C, it ends here; --resume continues it
     evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
     return run.write_report()
@@ -123,12 +122,13 @@ def prepare(cfg: Config, user_flags: set[str]):
     if cfg.break_:
         failures.put_in(cfg.break_)  # a mistake on purpose
 
-    # Which model, why, and with which settings does it fit the card? If there are
-    # several processes, all follow the first one's choice.
+    # The model (--model auto depends on the machine), a line that says why it is that
+    # one, and settings with which it fits the card. If there are several processes, all
+    # follow the first one's choice.
     choice = choose_model(*model_request(cfg, user_flags))
-    model, reason, to_fit = parallel.from_first(choice)
+    model, reason, to_fit = parallel.broadcast(choice)
     # Some chat templates write the date.
-    today = parallel.from_first(cfg.today or date.today().isoformat())
+    today = parallel.broadcast(cfg.today or date.today().isoformat())
 
     # Load it. (With --async-rollouts the process that samples loads it, too.)
     load = partial(
@@ -137,18 +137,20 @@ def prepare(cfg: Config, user_flags: set[str]):
     policy = load()
 
     # Fill in what depends on the model.
-    complete(cfg, policy.n_parameters, reason, model, to_fit)
+    fill_in_defaults(cfg, policy.n_parameters, reason, model, to_fit)
     print(chat.about(policy.tokenizer, today))
     # The date is kept, for --resume, only if the template writes it.
     cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
     check(cfg)  # again, with the settings that were filled in
 
     # Fill in what depends on memory, judging by the length of a first prompt.
-    env_of_level = partial(guarded, make_env, cfg)
+    env_of_level = partial(guarded, make_env, cfg)  # env_of_level(level) -> environment
     env = env_of_level(cfg.difficulty)
     opening = env.reset(task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
-    print(fit_memory(cfg, policy, len(prompt), getattr(env, "max_turns", 1)), end="")
+    turns = getattr(env, "max_turns", 1)
+    told = fit_memory(cfg, policy, len(prompt), turns)  # sets cfg.micro_tokens, if open
+    print(told, end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     return policy, open_rollouts(
@@ -161,9 +163,9 @@ def probe(cfg: Config, user_flags: set[str]) -> None:
     policy, rollouts = prepare(cfg, user_flags)
     with rollouts.paused(), policy.learning():
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
-        sft(policy, new_env, sft_seeds(cfg), cfg, stop_if_asked=lambda: None)
+        sft(policy, new_env, sft_seeds(cfg), cfg, end_if_asked=lambda: None)
     level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
-    print(*prospects(rollouts.batch(0, level), cfg), sep="\n")
+    print(*probe_report(rollouts.batch(0, level), cfg), sep="\n")
     rollouts.close()
 
 
@@ -182,7 +184,7 @@ def main() -> None:
     """The command line: a run or an evaluation. A known error prints one sentence."""
     speak_utf8()
     parallel.start()
-    with one_sentence():
+    with errors_in_one_sentence():
         cfg, user_flags = command_line(sys.argv[1:])
         if cfg.api_base:
             from bridges.api import evaluate_api  # another model, over HTTP
@@ -194,7 +196,7 @@ def main() -> None:
         # checks the flags together with those of the run's folder.)
         if not cfg.resume and parallel.rank() == 0:
             check(cfg)
-            tell_unread(cfg, user_flags)
+            warn_unread_flags(cfg, user_flags)
             preflight(cfg)
         if cfg.probe and not cfg.resume:
             probe(cfg, user_flags)

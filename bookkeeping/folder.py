@@ -72,7 +72,7 @@ LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
 
 # This process's run folder, once it has one. What a run that did not finish says at its end depends
-# on what is in it (refusals.one_sentence).
+# on what is in it (refusals.errors_in_one_sentence).
 own: list[Path] = []
 
 

@@ -13,9 +13,10 @@ ends the command.
 
 Our own three are played without it. Any string is a legal reply to them, and tests/test_hostile.py
 plays them through the wrapper to show it. So if you edit one of them and make a mistake, the run
-ends with a traceback (a ValueError ends only its episode: rollout.failure_ends).
+ends with a traceback (a ValueError ends only its episode: rollout.end_on_failure).
 
-A run that cannot go on. `one_sentence` ends it without a traceback if the failure is a known one.
+A run that cannot go on. `errors_in_one_sentence` ends it without a traceback if the failure is a
+known one.
 """
 
 import json
@@ -284,7 +285,7 @@ def check_level(cfg: Config) -> None:
     cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
 
 
-def tell_unread(cfg: Config, typed: set[str]) -> None:
+def warn_unread_flags(cfg: Config, typed: set[str]) -> None:
     """Print the flags of environments that were typed, and that this one does not read."""
     read = {"yours": {"difficulty"}, "known": {"think"}}.get(kind(cfg.env))
     if read is None:
@@ -472,7 +473,7 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
             raise ValueError(why)
 
 
-def other_opening(policy, cfg) -> dict[str, str]:
+def prompts_differ(policy, cfg) -> dict[str, str]:
     """{"template": sentence} if a task's prompt in RL differs from the one in SFT, else {}.
 
     The most frequent cause is another chat template. Without an expert there is nothing to compare.
@@ -530,7 +531,7 @@ KNOWN = (
 
 
 @contextmanager
-def one_sentence():
+def errors_in_one_sentence():
     """Turn known failures of a run into SystemExit with one sentence.
 
     The sentence mentions a checkpoint only if there is one.

@@ -85,12 +85,12 @@ class Run:
     after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
     wandb: object = None  # with --wandb, its run; only the first process has one
 
-    def open(self, policy, optimizer) -> None:
+    def start(self, policy, optimizer) -> None:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
         cfg, first = self.cfg, parallel.rank() == 0
         if first and not self.home:
             self.home, self.keep = run_folder.make_folder(cfg)
-        self.home = self.folder = parallel.from_first(self.home)
+        self.home = self.folder = parallel.broadcast(self.home)
         run_folder.own[:] = [self.home]
         if not first:  # nobody reads what the others log
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
@@ -123,11 +123,11 @@ class Run:
             self.began -= self.state.seconds["total"]
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
-        self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
+        self.lines = parallel.broadcast(records.lines(self.folder / "metrics.jsonl"))
         print(f"resumed {self.folder} after update {self.state.updates}")
         if not self.state.code.endswith(code):
             self.state.code += f" then {code}"
-            self.tell(
+            self.warn(
                 {
                     "edited": "its environment's code was edited: rewards before and after are not "
                     "one measure"
@@ -188,7 +188,7 @@ class Run:
         minutes = (self.cfg.updates - state.updates) * sum(rollouts.seconds.values()) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
-        self.tell(doctor.symptoms(self.lines))
+        self.warn(doctor.symptoms(self.lines))
         if self.cfg.curriculum and state.level != self.cfg.difficulty:
             self.climb()
 
@@ -246,9 +246,9 @@ class Run:
                 for name, found in measures.items()
             }
             log_wandb(self.wandb, {"update": self.state.updates, **means})
-        self.tell(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
+        self.warn(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
 
-    def tell(self, symptoms: dict[str, str]) -> None:
+    def warn(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
         told = self.state.warnings
         for name, sentence in symptoms.items():
@@ -278,7 +278,7 @@ class Run:
         """Was this run asked to stop (Ctrl-C, SIGTERM), in any of its processes?"""
         return any(parallel.gather([self.stopping.is_set()]))
 
-    def stop_if_asked(self) -> None:
+    def end_if_asked(self) -> None:
         """SystemExit if it was; --resume continues from what was saved before."""
         if self.stop_asked():
             raise SystemExit(f"stopped{run_folder.how_to_go_on()}")
@@ -315,7 +315,7 @@ def open_run(cfg, typed: set[str]) -> Run:
             home, saved, keep = run_folder.resume_folder(cfg, typed)
         else:
             run_folder.refuse_taken(cfg)
-    saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
+    saved_cfg, home, saved = parallel.broadcast((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
     level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     return Run(cfg, home, saved, State(level=level, code=run_folder.code_hash(cfg.env)), keep)

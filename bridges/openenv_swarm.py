@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--sessions", type=int, default=64, help="open at once")
     args, words = parser.parse_known_args()
-    with refusals.one_sentence():
+    with refusals.errors_in_one_sentence():
         cfg, _ = settings.command_line(["--env", "swarm", *words])
         refusals.check(cfg)
     uvicorn.run(app(cfg, args.sessions), host=args.host, port=args.port, log_level="warning")

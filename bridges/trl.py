@@ -232,7 +232,7 @@ def make_trainer(ours: list[str], theirs: list[str]):
             cfg, unread[0], "TRL has its own, to be set behind `--`, or none; leave it out"
         )
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
-    settings.complete(cfg, size_of(model), why)
+    settings.fill_in_defaults(cfg, size_of(model), why)
     parser = HfArgumentParser(trl.GRPOConfig)
     parser.set_defaults(**arguments(cfg, PartialState(cpu=cfg.device == "cpu").num_processes))
     (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)
@@ -257,7 +257,7 @@ def make_trainer(ours: list[str], theirs: list[str]):
 
 def main(words: list[str]) -> None:
     behind = words.index("--") if "--" in words else len(words)
-    with refusals.one_sentence():
+    with refusals.errors_in_one_sentence():
         trainer = make_trainer(words[:behind], words[behind + 1 :])
     trainer.train()
     trainer.save_model()

@@ -87,7 +87,7 @@ class InTurn:
         for number in range(update + len(self.asked), min(update + cfg.async_rollouts + 1, end)):
             job = (
                 partial(self.make_env, level),
-                parallel.share(self.task_seeds(number)),
+                parallel.shard(self.task_seeds(number)),
                 cfg.k,
                 cfg.max_tokens,
                 cfg.temperature,
@@ -104,7 +104,7 @@ class InTurn:
 
     def once(self, make_env: Callable, seeds: list[int], update: int, temperature: float):
         """One episode per seed by the current policy: groups [len(seeds)][1]."""
-        job = (make_env, parallel.share(seeds), 1, self.cfg.max_tokens, temperature, 0)
+        job = (make_env, parallel.shard(seeds), 1, self.cfg.max_tokens, temperature, 0)
         return parallel.gather(self.ask(job, update)()[0])
 
     greedy = partialmethod(once, temperature=0.0)  # always with the likeliest token

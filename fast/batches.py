@@ -7,10 +7,10 @@ over the whole batch first (grpo.token_weights).
 
 An update is measured in the same pass:
 
-    log = UpdateLog(policy, groups, advantages, cfg)
-    log.add(batch, out, loss, again)   after every micro-batch: sums over its tokens
-    log.end_epoch()                    after an optimizer step's passes: sums over all processes
-    log.columns                        means per token of the last epoch, for metrics.jsonl
+    log = UpdateLog(policy, groups, advantages, cfg, forward)
+    log.add(batch, out)    after every micro-batch: sums over its tokens
+    log.end_epoch()        after an optimizer step: sums over all processes
+    log.columns            means per token of the last epoch, for metrics.jsonl
 
 The columns, means over tokens unless said otherwise:
 
@@ -96,7 +96,7 @@ COLUMNS = (
     "stop_trained",
     "stretch",
 )
-SUMS = ("loss", "tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
+SUMS = ("tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
 
 
 @dataclass
@@ -200,12 +200,12 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 class UpdateLog:
     """Sums over the tokens of an epoch; one optimizer step is one epoch."""
 
-    def __init__(self, policy, groups: list[list], advantages, cfg):
+    def __init__(self, policy, groups: list[list], advantages, cfg, forward: Callable):
         """advantages [G][k]: a number, or a tensor with one per sampled token.
 
-        cfg: a settings.Config.
+        cfg: a settings.Config. forward(policy, batch, cfg): a pass, as grpo.forward.
         """
-        self.cfg = cfg
+        self.policy, self.cfg, self.forward = policy, cfg, forward
         # Each episode with the size of its advantage, except those that ended in an error.
         sizes = [[torch.as_tensor(a).abs().mean().item() for a in row] for row in advantages]
         pairs = [
@@ -226,13 +226,10 @@ class UpdateLog:
         self.look_twice = not any(e.age for group in groups for e in group)
         # All sums exist from the start: a process without episodes has to add zeros.
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        self.columns = self.found | {"loss": 0.0}  # if nothing is trained on
+        self.columns = self.found  # if nothing is trained on
 
-    def add(self, batch: Batch, out, loss: torch.Tensor, again: Callable) -> None:
-        """Add a micro-batch: the policy's output for it (grpo.Output), and its loss.
-
-        again() computes that output once more.
-        """
+    def add(self, batch: Batch, out) -> None:
+        """Add a micro-batch, and the policy's output for it (grpo.Output)."""
         logprobs, old = out.logprobs.detach(), batch.proximal
         ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # your own loss
         nothing = torch.zeros_like(logprobs)
@@ -251,7 +248,6 @@ class UpdateLog:
         }
         done = [(n, e) for n, e in enumerate(batch.episodes) if e.stop_reason == "done"]
         sums = {name: values.sum().item() for name, values in of_token.items()} | {
-            "loss": loss.item(),
             "tokens": len(logprobs),
             "ended": len(done),
             "stops": sum(batch.mask[n, len(e.token_ids) - 2].item() for n, e in done),
@@ -262,12 +258,13 @@ class UpdateLog:
         # the first pass only, if no sample is stale; it costs a healthy run nothing.
         if self.look_twice and of_token["mismatch"].mean() > self.found["rounding"]:
             with torch.no_grad():
-                self.found["twice"] = (again().logprobs - logprobs).abs().mean().item()
+                again = self.forward(self.policy, batch, self.cfg).logprobs
+            self.found["twice"] = (again - logprobs).abs().mean().item()
         self.look_twice = False
 
-    def end_epoch(self) -> float:
-        """Add up the sums of all processes, and divide; returns the loss."""
-        sums = parallel.sum_numbers(self.sums)
+    def end_epoch(self) -> None:
+        """Add up the sums of all processes, and divide."""
+        sums = parallel.all_reduce_numbers(self.sums)
         n, corrected = sums["tokens"], self.cfg.importance in ("token", "sequence")
         known = {"kl_ref": self.cfg.kl > 0, "importance": corrected, "capped": corrected}
         means = {name: sums[name] / n for name in MEANS if known.get(name, True)}
@@ -281,12 +278,10 @@ class UpdateLog:
             **self.found,
             **stops,
             "trained_tokens": int(n) * self.cfg.epochs,
-            "loss": sums["loss"],
             "stretch": sums["log_ratio"] / sums["moved"] if moved else 1.0,
             "ratio_max": max(parallel.gather([self.ratio_max])),
         }
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        return sums["loss"]
 
 
 if __name__ == "__main__":

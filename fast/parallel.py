@@ -80,7 +80,7 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def share(things: list) -> list:
+def shard(things: list) -> list:
     """Every world-th thing, from the rank-th on: fair even if they are sorted by length."""
     return things[rank() :: world()]
 
@@ -88,7 +88,7 @@ def share(things: list) -> list:
 def gather(mine: list) -> list:
     """All ranks' results in the original order.
 
-    gather([f(x) for x in share(xs)]) == [f(x) for x in xs]
+    gather([f(x) for x in shard(xs)]) == [f(x) for x in xs]
     """
     if world() == 1:
         return mine
@@ -100,12 +100,12 @@ def gather(mine: list) -> list:
     return whole
 
 
-def from_first(thing):
+def broadcast(thing):
     """The first rank's `thing`, on every rank; what the others pass in is ignored."""
     return gather([thing])[0]
 
 
-def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+def all_reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace every gradient by its sum over ranks; a rank with nothing to train on adds zeros."""
     if world() > 1:
         for p in parameters:
@@ -114,7 +114,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
             dist.all_reduce(p.grad)
 
 
-def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
+def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
     """{name: its sum over the ranks}, added in the same order everywhere: equal to the last bit."""
     parts = gather([numbers])
     return {name: sum(part[name] for part in parts) for name in numbers}

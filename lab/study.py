@@ -94,7 +94,7 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     refusals.check(cfg)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
-    settings.complete(cfg, policy.n_parameters, why)
+    settings.fill_in_defaults(cfg, policy.n_parameters, why)
     make_env = next(make for trained, make in settings.eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
     measured = lambda marks: {name: digits([m[name] for m in marks]) for name in table.measures}

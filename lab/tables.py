@@ -291,7 +291,7 @@ TABLES: dict[str, Callable[[], str]] = {
             start="after 50 steps of SFT on 100 demonstrations that do not spell",
             grpo="after 150 updates of GRPO from there",
             sft_derives="in place of GRPO: SFT on 100 demonstrations that spell",
-            begun="in place of training: we write the first two letters of each tally",
+            begun="in place of training: we begin each spelling",
         ),
         {
             "letters, tier 6": "{what}",

@@ -26,7 +26,7 @@ def train_on(policy, optimizer, groups, reference=None, version=None, **flags) -
         e.age = 0 if version is None else version - e.policy_version
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "MAX_GRAD_NORM", longest)
-        advantages = grpo.compare_groups(groups, cfg)
+        advantages = grpo.compute_advantages(groups, cfg)
         return grpo.update(policy, optimizer, groups, advantages, cfg, reference)
 
 

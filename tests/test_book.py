@@ -166,7 +166,7 @@ def test_a_loss_of_the_fork_page_trains(change, load, monkeypatch):
     sampled, n = [False, False, True, True], range(2)
     group = [Episode(0, 0, [5, 6, 7, 8 + i], sampled, [-7.0] * 4, turns=1, reward=i) for i in n]
     frozen = torch.optim.SGD(policy.trainable().values(), lr=0.0)
-    stats = grpo.update(policy, frozen, [group], grpo.compare_groups([group], cfg), cfg)
+    stats = grpo.update(policy, frozen, [group], grpo.compute_advantages([group], cfg), cfg)
     assert stats["grad_norm"] > 0
 
 

@@ -8,7 +8,7 @@ import pytest
 import metrics
 from bookkeeping import tables
 from bookkeeping.records import lines
-from evaluate import eval_line, evaluate_policy, print_components, prospects, summarize
+from evaluate import eval_line, evaluate_policy, print_components, probe_report, summarize
 from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
 
@@ -175,7 +175,7 @@ def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
     broken = [episode(stop="error")] * 2  # counts nowhere
     for e in sum(played, []):
         e.messages.append(said)
-    told = prospects([*played, broken], Config(k=2, max_tokens=9))
+    told = probe_report([*played, broken], Config(k=2, max_tokens=9))
     assert told[-1].startswith(verdict)
     assert told[0].split()[1] == f"{2 * len(groups)}," and "<answer>7</answer>" in told[-2]
     any_right = metrics.mean([float(any(g)) for g in groups])

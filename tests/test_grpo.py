@@ -80,7 +80,7 @@ def test_equal_rewards_give_an_advantage_of_exactly_0(reward):
 def test_advantages_of_episodes_follow_the_flags():
     episodes = [[Episode(0, 0, [1], [False], [0.0], 1, reward) for reward in (1.0, 0.0, 0.5)]]
     episodes[0][2].stop_reason = "error"
-    found = lambda **flags: grpo.compare_groups(episodes, replace(FLAGS, **flags)).tolist()
+    found = lambda **flags: grpo.compute_advantages(episodes, replace(FLAGS, **flags)).tolist()
     assert found(loss="dr_grpo") == found(normalize=False) == [[0.5, -0.5, 0.0]]
     assert found(loss="grpo") == [pytest.approx([1, -1, 0], abs=1e-5)]
     assert found(baseline="none") == [[1.0, 0.0, 0.0]]
@@ -462,7 +462,7 @@ def with_entropy_bonus(batch, out, cfg):
 def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
     """Also of groups without an advantage: they have an entropy."""
     monkeypatch.setitem(LOSSES, "bonus", with_entropy_bonus)
-    monkeypatch.setattr(grpo, "NEEDS_PLAIN_PASS", {"bonus"})
+    monkeypatch.setattr(grpo, "NEEDS_LOGITS", {"bonus"})
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, [[1.0, 0.0], [0.5, 0.5]])
     run(policy, groups, "bonus")
@@ -493,7 +493,7 @@ def test_a_process_reward_is_an_advantage_per_token(load, monkeypatch):
     groups = make_groups(policy, REWARDS)
     cfg = replace(FLAGS, loss="reinforce", normalize=False)
     odd = lambda e, a: float(a) * (torch.arange(e.reply_tokens) % 2)
-    advantages = grpo.compare_groups(groups, cfg)
+    advantages = grpo.compute_advantages(groups, cfg)
     paid = [list(map(odd, group, row)) for group, row in zip(groups, advantages)]
     grpo.update(policy, frozen(policy), groups, paid, cfg)
     for e in sum(groups, []):

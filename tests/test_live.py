@@ -15,7 +15,7 @@ import browser
 import env_letters
 import settings
 from fast.sampler import TorchSampler
-from grpo import compare_groups, update
+from grpo import compute_advantages, update
 from lab import live
 from policy import PICO, adam, encode, load_policy
 from rollout import Episode, prompt_ids
@@ -238,7 +238,7 @@ def test_a_step_is_that_of_grpo_update(page, policy):
         sampled = [False] * len(P) + [True] * len(reply)
         logps = [0.0] * len(P) + logps
         group.append(Episode(0, 0, P + reply, sampled, logps, turns=1, reward=reward))
-    ours = compare_groups([group], CFG)
+    ours = compute_advantages([group], CFG)
     assert advantages == pytest.approx(ours[0].tolist(), abs=1e-6)
     flat = lambda weights: torch.cat([weights[name].detach().flatten() for name in sorted(weights)])
     for numbers, adapter in steps:

@@ -76,7 +76,7 @@ def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, aft
     ],
 )
 def test_flags_that_change_nothing_are_named(capsys, words, told):
-    refusals.tell_unread(*settings.command_line(words.split()))
+    refusals.warn_unread_flags(*settings.command_line(words.split()))
     said = capsys.readouterr().out
     assert told in said and bool(said) == bool(told)
 
@@ -164,7 +164,7 @@ def chosen(n_parameters: float, *words: str) -> Config:
     """What a run of a model of this size has for these flags."""
     cfg, _ = settings.command_line(list(words))
     refusals.check(cfg)
-    settings.complete(cfg, n_parameters, "because")
+    settings.fill_in_defaults(cfg, n_parameters, "because")
     return cfg
 
 
@@ -248,7 +248,7 @@ def test_a_run_keeps_the_model_and_the_settings_that_auto_chose():
         ("my/model", "my/model", "my/model"),
     ):
         cfg = Config(model=asked)
-        settings.complete(cfg, 4e9, "because", path, {"micro_tokens": 4096})
+        settings.fill_in_defaults(cfg, 4e9, "because", path, {"micro_tokens": 4096})
         assert (cfg.model, cfg.micro_tokens) == (kept, 4096)
     words = "--env swarm --device cpu --micro-tokens None --vllm-memory 0.3 --no-plain"
     model, env, device, asked = settings.model_request(*settings.command_line(words.split()))

@@ -79,11 +79,11 @@ def test_what_rl_could_not_play_is_left_out_and_counted(tiny, episodes):
         (episodes, longest - 1, 2, "3 of 5 demonstrations have a reply longer than --max-tokens"),
         (episodes, 1, 5, "shown, as there are no others"),
     ):
-        fit, symptoms = sft.fitting(tiny, shown, most)
+        fit, symptoms = sft.select_demonstrations(tiny, shown, most)
         assert len(fit) == kept and endless not in fit
         assert bool(symptoms) == bool(told) and told in "".join(symptoms.values())
     with pytest.raises(ValueError, match="every demonstration is longer than the model's context"):
-        sft.fitting(tiny, [endless], HUGE)
+        sft.select_demonstrations(tiny, [endless], HUGE)
 
 
 @pytest.mark.parametrize("n, size, steps", [(10, 5, 6), (10, 4, 5), (3, 8, 3), (5, 1, 10)])
