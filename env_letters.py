@@ -21,10 +21,13 @@ Atropos, a public collection of RL environments.
 An environment sets a task and scores how it was played; each play is an *episode*. It
 is plain Python and knows nothing of tokens or tensors:
 
-    four methods      reset(seed) -> messages        step(reply) -> (new messages, done)
-                      score() -> {"reward": …, …}    expert_reply() -> str
-    and attributes    think: may a reply think?      tools: JSON schemas, or None
-                      max_turns: 1, if an episode is always one turn
+    reset(seed) -> messages
+    step(reply) -> (new messages, done)
+    score() -> {"reward": …, …}
+    expert_reply() -> str      what SFT imitates
+    think                      may a reply think?
+    tools                      JSON schemas, or None
+    max_turns                  1, if an episode is always one turn
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -42,9 +45,9 @@ from functools import lru_cache
 
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
-    # p_several is the chance that a task is about several letters, not just one. If so,
-    # their number is drawn between fewest and most, and then kept between 2 and 26 (so
-    # tier 10 asks for the whole alphabet).
+    # With probability p_several a task asks for several letters: between fewest and
+    # most, but at least 2 and at most 26 (so tier 10 asks for the whole alphabet). Else
+    # it asks for one.
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -67,7 +70,7 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300.
 LONGEST_ANSWER = 1000
-LONGEST_REPLY = 2000  # one that may not think: its answer, tags and some white space
+LONGEST_REPLY = 2000  # of a reply that may not think: answer, tags, some white space
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,9 @@ def split_thinking(reply: str) -> tuple[str, str]:
     thinking, _, rest = reply.rpartition("</think>")
     if "<think>" in rest:
         thinking, rest = reply, ""
-    return thinking.replace("<think>", "", 1), rest
+    return thinking.replace(
+        "<think>", "", 1
+    ), rest  # a second one belongs to the thought
 
 
 def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
@@ -209,7 +214,7 @@ def score_reply(
 
         the answer                             partial              binary
         is not one well-formed answer          0                    0
-        comes with thinking, but may not       0                    0
+        comes with thinking, with --no-think   0                    0
         is about other letters                 0.1                  0
         is a wrong number (for one letter)     0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    0
@@ -241,13 +246,13 @@ def score_reply(
     }
 
 
-def hides_thinking(reply: str, tag: str, most: int) -> bool:
-    """Does a reply that may not think hold anything besides one block <tag>…</tag>?
+def hides_thinking(reply: str, tag: str, longest: int) -> bool:
+    """True unless a reply is one block <tag>…</tag> and no more: it may not think.
 
-    Prose or white space may hide a tally. So a reply of more than `most` characters, or
-    with 8 white-space characters in a row, counts as hiding; no honest one has either.
+    Prose or white space could hide a tally. So more than `longest` characters, or 8
+    white-space characters in a row, are too much; no honest reply has either.
     """
-    if len(reply) > most or re.search(r"\s{8}", reply):
+    if len(reply) > longest or re.search(r"\s{8}", reply):
         return True
     return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
 
@@ -264,9 +269,9 @@ def habit_of(reply: str) -> str:
 
 
 def check_choice(typed: str, value, choices, environment: str) -> None:
-    """Refuse a value that the environment does not know (all three call this).
+    """ValueError unless value is one of the choices. All three environments call this.
 
-    typed: flag and value, such as "--difficulty 6" or "--set version=0.1".
+    typed: how the user wrote it, such as "--difficulty 6" or "--set version=0.1".
     """
     if value not in choices:
         known = ", ".join(map(str, choices))

@@ -16,16 +16,16 @@ policy either. There is one optimizer step per batch by default, so the importan
 clipping never acts.
 
 Watch the reward and grad_norm: the printed loss does not say how a run is doing. With
-grpo and gspo it is near 0, because its *value* is minus the mean advantage, which is 0
-by construction; its *gradient* is not. In dapo and dr_grpo long episodes count more,
-and in reinforce and cispo the log-prob is a factor, so there it can have any value.
+grpo and gspo its *value* is minus the mean advantage, which is 0 by construction; its
+*gradient* is not. In dapo and dr_grpo long episodes weigh more, and in reinforce and
+cispo the log-prob is a factor: there the loss can have any value.
 
     loss = - Σ weight · min(ratio · A, clipped ratio · A),   over all sampled tokens
 
 where A is the advantage. Two losses are simpler; log p is the token's log-prob:
 
     reinforce   - Σ weight · A · log p
-    cispo       - Σ weight · A · log p · clipped ratio, which gets no gradient
+    cispo       - Σ weight · A · log p · constant, the clipped ratio without a gradient
 
 The losses differ in three things:
 
@@ -73,8 +73,9 @@ MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the polic
 def compute_advantages(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """Advantages of a batch [G, k]: how much better each episode was than its group.
 
-    This is where to try a baseline of your own. Failed episodes get 0, and do not count
-    in the means.
+    The arithmetic is in group_advantages. A baseline of your own goes there if rewards
+    are enough for it, and here if it needs the episodes. Failed episodes get 0, and do
+    not count in the means.
     """
     # NaN stands for the reward of a failed episode.
     rewards = torch.tensor(
@@ -113,11 +114,11 @@ def group_advantages(
     dim = 1 if baseline == "group" else (0, 1)
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
-    # If all rewards of a group are equal, this must be exactly 0. But in floating point
-    # 0.1 - mean([0.1] * 3) is 1e-17, so differences that small count as 0. (A failed
-    # episode's NaN compares as False here, and becomes 0 in the line after.)
-    rounding = (rewards - mean).abs() < 1e-12 * rewards.abs().clamp(min=1)
-    centered = torch.where(valid & ~rounding, rewards - mean, 0.0)  # [G, k]
+    difference = rewards - mean  # [G, k]
+    # In floating point 0.1 - mean([0.1] * 3) is 1e-17. Divided by a std as small, that
+    # would be a whole advantage, so a difference that small counts as 0.
+    tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
+    centered = difference.masked_fill(tiny | ~valid, 0.0)
     if normalize:
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)
@@ -137,8 +138,8 @@ def update(
 ) -> dict[str, float]:
     """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
 
-    advantages  [G][k]: per episode a number, as compute_advantages returns; or a tensor
-                [n], one number for each of the episode's n sampled tokens
+    advantages  [G][k], for each episode: one number, as compute_advantages returns; or
+                a tensor [n], with one per sampled token
     cfg         a settings.Config
     reference   {name: weight} of the policy that --kl compares with
 
@@ -147,7 +148,8 @@ def update(
     """
     weighted = weigh_episodes(groups, advantages, cfg)  # advantage, weight per token
     batches = micro_batches(weighted, policy, cfg)  # as tensors that fit the memory
-    epochs = cfg.epochs if weighted else 0  # 0: every advantage is 0, there is no step
+    epochs = cfg.epochs if weighted else 0  # nothing to learn: no step
+    # forward: the log runs a suspicious batch a second time
     log = UpdateLog(policy, groups, advantages, cfg, forward)
     total = grad_norm = 0.0
     for epoch in range(epochs):
@@ -155,8 +157,8 @@ def update(
         total = 0.0
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs of its M sampled tokens, now
-            if epoch == 0:  # what the ratio divides by; stale samples weigh less
-                set_proximal_and_importance(batch, out, cfg)
+            if epoch == 0:  # sets batch.proximal, and weighs stale samples less
+                correct_for_age(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
                 penalty = kl_to_reference(policy, reference, batch, out, cfg)
@@ -217,7 +219,7 @@ def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[
     by_length = sorted(weighted, key=lambda one: len(one.episode.token_ids))
     mine = parallel.shard(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device
-    # fast/logprobs.py can read a prompt once for all replies to it.
+    # The fast way can read a prompt once for all replies to it: then it counts once.
     read_once = not is_plain(cfg) and shares_prompts(policy.lm)
     batches = []
     for indices in cut([one.episode for one in mine], cfg.micro_tokens, read_once):
@@ -238,9 +240,9 @@ class Output:
 
     logprobs: torch.Tensor  # [M], differentiable
     measured_entropy: torch.Tensor | None = None  # [M], for the log, without a gradient
-    # These two are differentiable, and only there for a loss that is in NEEDS_LOGITS
-    # (below). For others they are None: a term without a gradient would change the
-    # printed loss and teach nothing.
+    # Differentiable. Set for a loss in NEEDS_LOGITS (below), and with --plain; else
+    # None, because a term without a gradient would change the printed loss and teach
+    # nothing.
     entropy: torch.Tensor | None = None  # [M]
     logits: torch.Tensor | None = None  # [M, V]
     # A loss may set these, to have them logged.
@@ -265,7 +267,7 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
     return Output(logprobs, measured_entropy=entropy)
 
 
-def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
+def correct_for_age(batch: Batch, out: Output, cfg) -> None:
     """At the first pass: what does the ratio divide by? What do stale samples weigh?
 
     The *behaviour* policy drew the samples; the ratio divides by the *proximal* policy.
@@ -283,8 +285,8 @@ def set_proximal_and_importance(batch: Batch, out: Output, cfg) -> None:
 # ----------------------------------------------------------- what update calls: 3. loss
 
 
-# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. The numbers are the papers',
-# if they give any. reinforce has no ratio.
+# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. The numbers of dapo and gspo
+# are those of their papers; 0.2 is PPO's, and 0.28 dapo's. reinforce has no ratio.
 CLIP = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
@@ -295,7 +297,7 @@ CLIP = {
 
 
 def reinforce(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Williams 1992: no ratio, so nothing corrects for samples from an older policy."""
+    """Williams 1992: no ratio. Only --importance token or sequence corrects for age."""
     out.ratio = token_ratio(batch, out).detach()  # for the log only
     return -(batch.weights * batch.advantages * out.logprobs).sum()
 
@@ -335,8 +337,8 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 # To add a loss: write a function like these, add a line here, and use --loss NAME. It
-# sees a micro-batch (fast/batches.py), which may hold only part of a group. The two
-# sets below say what a token weighs and whether a loss gets logits.
+# sees a micro-batch (Batch, in fast/batches.py), which may hold only part of a group.
+# The two sets below say what a token weighs and whether a loss gets logits.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -345,9 +347,8 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# In these losses all episodes weigh the same, so a token of a long one weighs less. In
-# the others all tokens weigh the same (dr_grpo: 1 / max, in token_weights), and so in
-# yours, unless you name it here.
+# Losses in which every episode weighs the same: 1 / (N · L) per token. A loss that is
+# not listed gets 1 / S per token; dr_grpo has its own (see token_weights).
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
 # A loss that uses out.entropy or out.logits must be named here; none of the six does.
 # It gets them with gradients, which takes memory for M · V numbers, and it sees every
@@ -360,7 +361,7 @@ def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
 
     "Before" is batch.proximal. With --importance clip, the default of small models, it
     is the log-prob when the token was sampled; else that of this update's first pass
-    (set_proximal_and_importance).
+    (correct_for_age).
     """
     return (out.logprobs - batch.proximal).exp()
 
@@ -403,9 +404,9 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    As in Shao et al. 2024, eq. 4. Its value estimates KL(policy || reference). But the
-    sampled tokens count as constants, so its gradient is that of the reverse,
-    KL(reference || policy). Close to the reference the two hardly differ.
+    k3's value is an estimate of KL(policy || reference), without bias. Its gradient,
+    with the samples as constants (as in Shao et al. 2024, eq. 4), is in expectation
+    that of KL(reference || policy). Near the reference the two hardly differ.
     """
     with torch.no_grad(), swapped(policy, reference):
         reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]
@@ -457,10 +458,11 @@ if __name__ == "__main__":
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
         for name, loss_of in LOSSES.items():
             logprobs = torch.tensor(now).log().requires_grad_()
-            batch = Batch([], None, None, row=row, behaviour=old, proximal=old)
+            batch = Batch([], ids=None, mask=None, row=row, behaviour=old, proximal=old)
             batch.advantages = torch.tensor([1.0, -1.0])[row]
             batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
-            out = Output(logprobs, entropy=torch.zeros(4))  # zeros: for a loss of yours
+            # zeros, so that a loss of yours that uses the entropy runs here, too
+            out = Output(logprobs, entropy=torch.zeros(4))
             loss = loss_of(batch, out, None)
             loss.backward()
             ratios = [] if out.ratio is None else out.ratio.tolist()

@@ -11,9 +11,10 @@ What you will see, with seed 0 and 256 development tasks:
     update 150  reward 0.95  spells 100%  gradient 0.09
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
 
-and then the reward curve, drawn as text. (Why 0.06 after 19%, and 5% after 0%? An
-evaluation always takes the likeliest token. Training draws tokens at random: fewer
-replies are right, but now and then one spells, is paid for it, and becomes likelier.)
+and then the reward curve, drawn as text. Update 1 earns 0.06 although 19% were right
+after SFT, because an evaluation takes the likeliest token each time, and training draws
+tokens at random, which is right less often. For the same reason 5% of its replies
+already spell. They are paid more often, and become likelier.
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. It can answer at once, and be wrong. Or it can first spell the string out
@@ -136,22 +137,22 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         return 0.0
     body = rest.partition("<answer>")[2].partition("</answer>")[0]
     try:
-        # An object {"a": 3} is read as a tuple of pairs, (("a", 3),): a dict would hide
-        # that a letter was answered twice. Lists stay lists, so a tuple is an object.
+        # Objects are read as tuples of pairs, {"a": 3} as (("a", 3),): a dict would
+        # keep only the last of two answers to a letter. JSON has no tuples of its own.
         pairs = json.loads(body.strip(), object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
-    if type(pairs) is not tuple or len(pairs) != len(counts):
+    if type(pairs) is not tuple or len(pairs) != len(counts):  # not an object
         return 0.0
     if any(type(n) is not int for _, n in pairs):  # to Python, true is 1
         return 0.0
-    # As many pairs as letters: if one came twice, another one is missing.
+    # A letter that came twice would leave another one out: the dicts would differ.
     return float(dict(pairs) == counts)
 
 
 def spells(reply: str) -> bool:
     """Does it think letter by letter, "b a1 n1 a2"? We watch this; it earns nothing."""
-    thought, _, rest = reply.rpartition("</think>")
+    thought, _, rest = reply.rpartition("</think>")  # without one, thought is ""
     if "<think>" in rest:  # never closed: the whole reply is a thought
         thought = reply
     items = thought.replace("<think>", "", 1).split()
@@ -170,7 +171,8 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
     texts, scored = [], {}
     for token_id, (piece, score) in enumerate(file["model"]["vocab"]):
         scored[piece] = (score, token_id)
-        if re.fullmatch("<0x..>", piece):  # <0x41> stands for the byte 0x41, an A
+        # <0x41> stands for the byte 0x41, an A; each byte of an é is shown as a "�".
+        if re.fullmatch("<0x..>", piece):
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
     # Tokens such as <think> are in vocab, too. With this score they are never cut in
@@ -193,20 +195,19 @@ def encode(text: str) -> list[int]:
     A way's score is the sum over its pieces. The best way to cut the first n letters
     is the best way to cut some beginning of them, followed by one last piece.
     """
-    # best[n], for the first n letters: (score, -begin of the last piece, ids). max
-    # compares from the left: of equal scores it takes the smallest begin, that is, the
-    # longest last piece.
-    best = [(0.0, 0, [])]
+    best = [(0.0, [])]  # best[n], for the first n letters: (score, ids)
     for end in range(1, len(text) + 1):
-        ways = []  # to cut the first `end` letters, one per last piece
+        ways = []  # to cut the first `end` letters, the longest last piece first
         for begin in range(max(0, end - LONGEST_PIECE), end):
             piece = text[begin:end]
             if piece in SCORED:
                 score, token_id = SCORED[piece]
-                total, _, ids = best[begin]
-                ways.append((total + score, -begin, ids + [token_id]))
-        best.append(max(ways))
-    return best[-1][2]
+                total, ids = best[begin]
+                ways.append((total + score, ids + [token_id]))
+        if not ways:  # the book falls back on bytes
+            raise ValueError(f"pico.py has no token for {text[end - 1]!r}")
+        best.append(max(ways, key=lambda way: way[0]))  # of equal scores the first
+    return best[-1][1]
 
 
 # --------------------------------------------- model: Qwen3 and LoRA (book: policy.py)
@@ -279,10 +280,12 @@ def forward(
             M = B
     cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
             tokens that earlier calls have read; this call writes its own after them
-    start   how many tokens that is; one number, because rows are padded alike
+    start   how many columns earlier calls have filled, padding included
     """
     B, T = ids.shape
 
+    # The name "layers.0.self_attn.q" stands for the weight
+    # model.layers.0.self_attn.q_proj.weight (in a norm, without _proj).
     def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
 
@@ -303,7 +306,8 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that a query may see: its row's first token; for padding, itself.
+    # The first key that a query may see: number pad[b], the first token of its row. A
+    # query before that is padding, and begins with itself.
     first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
@@ -359,8 +363,8 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     logprobs [B, V]; chance [B], uniform in [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # By rounding the last sum may be 0.9999999, so `chance` is scaled to it. If the
-    # product rounds up to that sum, the search returns V: take the last token.
+    # The probabilities add up to 1 but for rounding, so `chance` is a share of their
+    # sum. If that rounds up to the sum itself, no token exceeds it: take the last one.
     target = chance[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)
@@ -427,8 +431,9 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # In float32 the mean of seven rewards of 0.7 is off by 6e-8. Divided by a std of 0,
-    # plus 1e-6, that is an advantage of 0.06 in place of 0. In float64 it is exact.
+    # In float32 the mean of seven rewards of 0.7 is off by 6e-8; divided by a std of 0
+    # + 1e-6, that would be an advantage of 0.06. In float64 the sum of k float32
+    # numbers is exact.
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -454,24 +459,23 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """The loss of one group, summed over its replies; advantages [k].
+    """The loss of a group: minus the mean gain of a reply's tokens, over all replies.
 
-    Its value is near 0, because the advantages of a group cancel out. Its gradient is
-    not.
+    advantages [k]. main divides by the number of replies in the update. The value is
+    near 0, because the advantages of a group cancel out. The gradient is not.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
     when_drawn = [x for e in group for x in e.logprobs]  # row after row, as logp
     old_logp = torch.tensor(when_drawn, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
-    # How likely a token is now, over how likely it was when it was drawn. Here every
-    # ratio is 1, because there is one step per batch: its gradient is that of logp, and
-    # the clip does nothing. In a second step it would hold the policy near the one that
-    # drew the samples.
+    # How likely a token is now, over how likely it was when it was drawn. Here that is
+    # always 1, because there is one step per batch. So the clip does nothing, and the
+    # ratio has the gradient of logp. In a second step the clip would hold the policy
+    # near the one that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
-    # The mean over the tokens of each reply, so that a long one weighs no more than a
-    # short one. The mean over all replies of the update is taken in main.
+    # The mean over a reply's tokens: a long one weighs no more than a short one.
     length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
     return -(gain / length[row_of]).sum()
 
@@ -549,9 +553,8 @@ def main(seed: int, updates: int) -> None:
     curve = []
     try:
         for i in range(updates):
-            # 1 sample: K replies to each of the next TASKS tasks. Another --seed takes
-            # other tasks. (The % keeps first_seed below SFT_SEEDS, and with it the last
-            # task, if TASKS divides 10**9.)
+            # 1 sample: K replies to each of the next TASKS tasks. Each --seed has tasks
+            # of its own; the % keeps them below SFT_SEEDS. (TASKS should divide 10**9.)
             first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
             seeds = range(first_seed, first_seed + TASKS)
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)

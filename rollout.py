@@ -3,12 +3,12 @@
     seed -> env.reset -> messages -> prompt ids -> sampler
          -> reply ids -> text -> env.step -> messages -> …
 
-The one rule is *token-exact*: we train on exactly the tokens that were sampled. A reply
-is never decoded and tokenized again (the tokens may come out differently), and never
-rendered by the template again (Qwen3's drops the thinking of earlier turns). Only the
-text between two turns, as the template writes it, is appended. We also measure this:
-each update compares the log-prob of every token that it trains on with the log-prob
-when it was sampled (fast/batches.py; the column `mismatch` of metrics.jsonl).
+The one rule is *token-exact*: we train on exactly the tokens that were sampled. A
+reply's tokens are kept as they are: never decoded and tokenized again (they may come
+out differently), never rendered again (Qwen3's template drops the thinking of earlier
+turns). What the environment says next is rendered alone, and appended. fast/batches.py
+makes the mask of the loss from `sampled`. It also measures how far the log-probs of
+trainer and sampler are apart: the column `mismatch` of metrics.jsonl.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
@@ -47,7 +47,9 @@ class Episode:
     group: int  # episodes of one group share the task and the prompt
     token_ids: list[int] = field(default_factory=list)  # the whole conversation
     sampled: list[bool] = field(default_factory=list)  # did the policy choose it?
-    logprobs: list[float] = field(default_factory=list)  # nats; 0.0 if it did not
+    logprobs: list[float] = field(
+        default_factory=list
+    )  # of sampled tokens, in nats; else 0.0
     turns: int = 0  # replies given
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)  # the rest of score()
@@ -91,23 +93,24 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 
 
 def after_reply(
-    policy: Policy, new: list[dict], think: bool, tools=None
+    policy: Policy, new: list[dict], tools, think: bool
 ) -> tuple[list[int], list[int]]:
-    """What stands between two replies: (ids that end the turn, ids of what follows).
+    """What stands between two replies, in two parts.
 
-    In two parts: a policy that has ended its turn has sampled the first one itself.
+    1. What ends the reply's turn. The policy has sampled it itself (see below).
+    2. The new messages, and the beginning of the next reply.
 
     A chat template is a program that comes with a model and writes a conversation as
     one text. We have it write a made-up one, with a marker as the reply, and keep what
     follows the marker. If the user says "And 2 + 2?" after the reply, this gives
 
-        template    1. end of the turn    2. the new messages, and who speaks next
+        template    1.                    2.
         Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
                                           <|im_start|>assistant⏎
         a plain one no tokens             ⏎user: And 2 + 2?⏎assistant:
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # else they would be written out, in a part that is cut off below
+        tools = None  # described in the system message, which is cut off below
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -126,9 +129,10 @@ def ids_until_next_reply(
     policy: Policy, env, sample: Sample, new_messages: list[dict]
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
-    end, rest = after_reply(policy, new_messages, env.think, env.tools)
-    # The policy has written the end of its turn itself. Only if a template has no token
-    # for it (GLM's), something is missing: the next message's header, which ends it.
+    end, rest = after_reply(policy, new_messages, env.tools, env.think)
+    # The policy has sampled the end of its turn, so only the rest is new. But GLM's
+    # template has no token for it. There the header of the next message ends the turn,
+    # the policy has to guess it, and after a wrong guess the right one is appended.
     return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
@@ -173,16 +177,17 @@ def play(
     ]
     players = sum(groups, [])
     # The sampler can keep what it has computed for a conversation; the next turn then
-    # reads only what is new. If an episode has one turn, that is useless.
+    # reads only what is new. With one turn there is no next.
     keep_cache = getattr(players[0].env, "max_turns", None) != 1
     while active := still_playing(players):
-        random_keys = [
+        # each reply has random numbers of its own, from a generator with this seed
+        random_seeds = [
             (sample_seed, p.episode.seed, p.member, p.episode.turns) for p in active
         ]
         samples = sample_each(
             sampler,
             prompts=[p.episode.token_ids for p in active],
-            seeds=random_keys,
+            seeds=random_seeds,
             caches=[p.cache for p in active],
             max_tokens=max_tokens,
             temperature=temperature,
@@ -212,7 +217,7 @@ def still_playing(players: list[Player]) -> list[Player]:
 def open_group(
     policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_prompt: int
 ) -> list[Player]:
-    """k players of one task that have read its prompt, or whose episodes have failed.
+    """k players of one task, with its prompt appended; or their episodes have failed.
 
     max_prompt: the most tokens that a prompt may have.
     """
@@ -309,8 +314,8 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
         policy, lambda: env, seed, number=0, k=1, max_prompt=UNLIMITED
     )
     episode = player.episode
-    # The token that ends a turn in this template, or else the one that ends a text.
-    # (Gemma has one of each.)
+    # The template's end of a turn; if it has none, the tokenizer's end of a text. Gemma
+    # has both, <end_of_turn> and <eos>.
     shown = read_template(policy.tokenizer).end
     end = policy.tokenizer.eos_token_id if shown is None else shown
     while episode.stop_reason == "":

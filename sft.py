@@ -58,8 +58,8 @@ def select_demonstrations(
     """(the demonstrations to show, {name: a warning about those left out}).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
-    2. So are those with a reply of more than max_tokens, which RL would cut; unless all
-       are that long: then all are shown.
+    2. So are those with a reply of more than max_tokens, which RL would cut. But if
+       none would remain, they are shown all the same.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
@@ -85,10 +85,9 @@ def select_demonstrations(
 
 
 def longest_reply(episode: Episode) -> int:
-    """How many tokens the longest reply of an episode has."""
-    # Stretches of equal values: True for a reply, False for what the policy only read.
-    stretches = groupby(episode.sampled)
-    return max(len(list(tokens)) for sampled, tokens in stretches if sampled)
+    """The length of the longest run of True in `sampled`: tokens of one reply."""
+    runs = groupby(episode.sampled)
+    return max(len(list(run)) for sampled, run in runs if sampled)
 
 
 def sft_step(

@@ -71,15 +71,16 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate(cfg, run, policy, rollouts, "before")
-        # guarded: if your own environment raises or hangs, only that episode is lost
+        # new_env() -> an environment. guarded: if your own raises or hangs, the run
+        # ends with one sentence.
         new_env = partial(guarded, make_env, cfg, cfg.difficulty)
-        # paused: the sampler lends its memory to the trainer. learning: gradients are
-        # on, and their memory is given back at the end.
+        # paused(): the sampler frees its memory meanwhile. learning(): gradients are
+        # on, and their memory is freed at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
             result = sft(policy, new_env, sft_seeds(cfg), cfg, run.end_if_asked)
         run.log_sft(result)
-        run.warn(result["warnings"])  # some demonstrations are too long
-        run.warn(prompts_differ(policy, cfg))  # SFT's prompt is not the one of RL
+        run.warn(result["warnings"])  # if demonstrations are too long
+        run.warn(prompts_differ(policy, cfg))  # if SFT's prompt is not that of RL
         evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
@@ -88,8 +89,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     print(healthy_values(cfg))
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task
-        # (fast/ahead.py calls rollout.play; state.level is how hard the tasks are, and
-        # --curriculum raises it)
+        # (fast/ahead.py gives the sampler the new weights, then calls rollout.play;
+        # state.level is how hard the tasks are, and --curriculum raises it)
         groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
         # 2 compare: how much better was each episode than the others of its group?
         advantages = compute_advantages(groups, cfg)  # [num_tasks, k]
@@ -107,7 +108,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
             evaluate(cfg, run, policy, rollouts, "train")
         if state.updates % cfg.save_every == 0 or last or run.stop_asked():
             run.save(policy, optimizer, groups, advantages)
-        run.end_if_asked()  # after Ctrl-C, it ends here; --resume continues it
+        run.end_if_asked()  # after Ctrl-C it has saved and ends here (see --resume)
     evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
     return run.write_report()
@@ -141,9 +142,10 @@ def prepare(cfg: Config, user_flags: set[str]):
     print(chat.about(policy.tokenizer, today))
     # The date is kept, for --resume, only if the template writes it.
     cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
-    check(cfg)  # again, with the settings that were filled in
+    check(cfg)  # main has checked the flags, this checks what was filled in
 
     # Fill in what depends on memory, judging by the length of a first prompt.
+    # guarded: if your own environment raises or hangs, only that episode is lost
     env_of_level = partial(guarded, make_env, cfg)  # env_of_level(level) -> environment
     env = env_of_level(cfg.difficulty)
     opening = env.reset(task_seeds(cfg, 0)[0])

@@ -290,8 +290,8 @@ TABLES: dict[str, Callable[[], str]] = {
             base="the base, before anything",
             start="after 50 steps of SFT on 100 demonstrations that do not spell",
             grpo="after 150 updates of GRPO from there",
-            sft_derives="in place of GRPO: SFT on 100 demonstrations that spell",
-            begun="in place of training: we begin each spelling",
+            sft_derives="no GRPO: SFT on 100 demonstrations that spell",
+            begun="no training: the base, its spelling begun for it",
         ),
         {
             "letters, tier 6": "{what}",

@@ -184,7 +184,7 @@ def test_text_never_becomes_a_control_token(pico, pico_swarm, model, text):
         """The control tokens around this text in each role, and between two turns."""
         messages = [{"role": role, "content": text} for role in ("system", "user", "tool")]
         ids = [prompt_ids(policy, [message], None, True) for message in messages]
-        ids.append(after_reply(policy, messages[-1:], True)[1])
+        ids.append(after_reply(policy, messages[-1:], None, True)[1])
         return [[token for token in row if token in special] for row in ids]
 
     assert control(text) == control("x")

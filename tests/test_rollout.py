@@ -109,7 +109,7 @@ def test_an_episode_is_prompt_sampled_delta_sampled_and_never_rendered_again(tin
 
     opening, question = Chat().reset(4), user("And after that, number 1?")
     prompt = prompt_ids(tiny, opening, None, True)
-    _, delta = after_reply(tiny, [question], True)
+    _, delta = after_reply(tiny, [question], None, True)
     assert episode.token_ids == twin.token_ids == prompt + first + delta + second
     lengths = zip((False, True, False, True), (prompt, first, delta, second))
     assert episode.sampled == [mine for mine, ids in lengths for _ in ids]
@@ -201,7 +201,7 @@ def test_the_delta_is_what_the_template_puts_between_two_turns(tiny, end, new, t
     opening, reply = [user("What comes after 4?")], "It is five."  # no thought to be dropped
     spoken = {"role": "assistant", "content": reply}
     whole = encode(tiny, render(tiny, [*opening, spoken, *new], None, think))
-    first, delta = after_reply(tiny, new, think)
+    first, delta = after_reply(tiny, new, None, think)
     assert first == [end] and whole[-len(delta) - 1 :] == [end, *delta]
     prompt = prompt_ids(tiny, opening, None, True)
     block = encode(tiny, "<think>\n\n</think>\n\n")
@@ -286,7 +286,7 @@ def test_a_conversation_that_fits_exactly_is_played_on(tiny, end, missing, turns
     """The window holds opening, reply, answer, and a reply of max_tokens, or one token less."""
     reply = said([20, 30, end])
     sampler = Scripted(reply, reply)
-    delta = after_reply(tiny, Chat().step("")[0], True)[1]
+    delta = after_reply(tiny, Chat().step("")[0], None, True)[1]
     opening = prompt_ids(tiny, Chat().reset(4), None, True)
     sampler.max_len = len(opening) + 3 + len(delta) + 3 - missing
     ((episode,),) = play(tiny, sampler, Chat, [4], 1, 3, 1.0, sample_seed=0)
