@@ -46,8 +46,8 @@ from functools import lru_cache
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
     # With probability p_several a task asks for several letters: between fewest and
-    # most, but at least 2 and at most 26 (so tier 10 asks for the whole alphabet). Else
-    # it asks for one.
+    # most, but never for fewer than 2 or more than 26. (The numbers above 26 come from
+    # Atropos; tier 10 always asks for the whole alphabet.) Else it asks for one.
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -142,10 +142,11 @@ def question(task: Task, think: bool) -> str:
 def write_reply(task: Task, style: str) -> str:
     """What the scripted expert says, in one of STYLES.
 
-    Task("banana", ("a", "q"), (3, 0)) in the style "derives" -> the lines
+    Task("banana", ("a", "q"), (3, 0)) in the style "derives" -> the lines below. n gets
+    no number, because the question does not ask for it.
 
         <think>
-        b a1 n a2 n a3          n is not in the question, so it gets no number
+        b a1 n a2 n a3
         </think>
         <answer>{"a": 3, "q": 0}</answer>
     """
@@ -174,9 +175,8 @@ def split_thinking(reply: str) -> tuple[str, str]:
     thinking, _, rest = reply.rpartition("</think>")
     if "<think>" in rest:
         thinking, rest = reply, ""
-    return thinking.replace(
-        "<think>", "", 1
-    ), rest  # a second one belongs to the thought
+    # Only the first <think> is removed; a second one belongs to the thought.
+    return thinking.replace("<think>", "", 1), rest
 
 
 def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
@@ -247,10 +247,11 @@ def score_reply(
 
 
 def hides_thinking(reply: str, tag: str, longest: int) -> bool:
-    """True unless a reply is one block <tag>…</tag> and no more: it may not think.
+    """True unless a reply is one block <tag>…</tag> and nothing else.
 
-    Prose or white space could hide a tally. So more than `longest` characters, or 8
-    white-space characters in a row, are too much; no honest reply has either.
+    For replies that are not allowed to think. Prose or white space could hide a tally,
+    so more than `longest` characters, or 8 white-space characters in a row, are too
+    much. No honest reply has either.
     """
     if len(reply) > longest or re.search(r"\s{8}", reply):
         return True
@@ -260,7 +261,7 @@ def hides_thinking(reply: str, tag: str, longest: int) -> bool:
 def habit_of(reply: str) -> str:
     """Which of STYLES a reply looks like: does it think, and letter by letter?"""
     thinking = split_thinking(reply)[0]
-    items = thinking[:10_000].split()  # the longest honest tally has under 3,000
+    items = thinking[:10_000].split()  # an honest one has under 3,000 characters
     if not items:
         return "bare"
     letter = re.compile("[a-z][0-9]*[,.:]?")

@@ -16,16 +16,16 @@ policy either. There is one optimizer step per batch by default, so the importan
 clipping never acts.
 
 Watch the reward and grad_norm: the printed loss does not say how a run is doing. With
-grpo and gspo its *value* is minus the mean advantage, which is 0 by construction; its
-*gradient* is not. In dapo and dr_grpo long episodes weigh more, and in reinforce and
-cispo the log-prob is a factor: there the loss can have any value.
+grpo and gspo it is minus the mean advantage, so it is about 0 in every update, while
+its gradient is not. With the others it can be anything: dapo and dr_grpo give long
+episodes more weight, and reinforce and cispo multiply by the log-prob.
 
     loss = - Σ weight · min(ratio · A, clipped ratio · A),   over all sampled tokens
 
 where A is the advantage. Two losses are simpler; log p is the token's log-prob:
 
     reinforce   - Σ weight · A · log p
-    cispo       - Σ weight · A · log p · constant, the clipped ratio without a gradient
+    cispo       - Σ weight · c · A · log p,   c: the clipped ratio, as a constant
 
 The losses differ in three things:
 
@@ -61,7 +61,7 @@ import torch
 from fast import parallel
 from fast.batches import Batch, UpdateLog, collate, cut, importance_weights, k3
 from fast.logprobs import shares_prompts, token_logprobs
-from policy import Policy, choices, plain_logits, swapped
+from policy import Policy, logprobs_and_entropy, plain_logits, with_weights
 from rollout import Episode
 
 MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
@@ -73,9 +73,9 @@ MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the polic
 def compute_advantages(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """Advantages of a batch [G, k]: how much better each episode was than its group.
 
-    The arithmetic is in group_advantages. A baseline of your own goes there if rewards
-    are enough for it, and here if it needs the episodes. Failed episodes get 0, and do
-    not count in the means.
+    The arithmetic is in group_advantages. A baseline of your own that needs only
+    rewards goes there; one that needs the episodes (their lengths, say) goes here.
+    Failed episodes get 0, and do not count in the means.
     """
     # NaN stands for the reward of a failed episode.
     rewards = torch.tensor(
@@ -115,8 +115,9 @@ def group_advantages(
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
-    # In floating point 0.1 - mean([0.1] * 3) is 1e-17. Divided by a std as small, that
-    # would be a whole advantage, so a difference that small counts as 0.
+    # In floating point 0.1 - mean([0.1] * 3) is 1e-17, not 0. So a group of equal
+    # rewards would not be skipped; with rewards of 1e9 it would even get advantages.
+    # Therefore a difference as small as rounding counts as 0.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)
     if normalize:
@@ -149,7 +150,7 @@ def update(
     weighted = weigh_episodes(groups, advantages, cfg)  # advantage, weight per token
     batches = micro_batches(weighted, policy, cfg)  # as tensors that fit the memory
     epochs = cfg.epochs if weighted else 0  # nothing to learn: no step
-    # forward: the log runs a suspicious batch a second time
+    # With `forward` the log can repeat a pass, if log-probs look wrong.
     log = UpdateLog(policy, groups, advantages, cfg, forward)
     total = grad_norm = 0.0
     for epoch in range(epochs):
@@ -157,7 +158,9 @@ def update(
         total = 0.0
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs of its M sampled tokens, now
-            if epoch == 0:  # sets batch.proximal, and weighs stale samples less
+            if (
+                epoch == 0
+            ):  # sets batch.proximal and changes batch.weights, for all epochs
                 correct_for_age(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
@@ -199,7 +202,7 @@ def weigh_episodes(
     ]
     lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
     weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
-    # A number is repeated for each of the episode's n tokens; an [n] stays as it is.
+    # One advantage per episode is repeated for its n tokens; an [n] stays as it is.
     weighted = [
         WeightedEpisode(
             e, advantage.expand(e.reply_tokens), weight.expand(e.reply_tokens)
@@ -210,7 +213,7 @@ def weigh_episodes(
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
     # episode needs no forward pass. It did count when the weights were computed.
-    return [one for one in weighted if one.advantages.any()]
+    return [w for w in weighted if w.advantages.any()]
 
 
 def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
@@ -219,10 +222,13 @@ def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[
     by_length = sorted(weighted, key=lambda one: len(one.episode.token_ids))
     mine = parallel.shard(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device
-    # The fast way can read a prompt once for all replies to it: then it counts once.
-    read_once = not is_plain(cfg) and shares_prompts(policy.lm)
+    # fast/logprobs.py can read a prompt once for all replies to it. Then its tokens
+    # count only once towards micro_tokens.
+    count_prompt_once = not is_plain(cfg) and shares_prompts(policy.lm)
     batches = []
-    for indices in cut([one.episode for one in mine], cfg.micro_tokens, read_once):
+    for indices in cut(
+        [one.episode for one in mine], cfg.micro_tokens, count_prompt_once
+    ):
         part = [mine[i] for i in indices]
         batch = collate([one.episode for one in part], pad, device)
         batch.advantages = torch.cat([one.advantages for one in part]).to(device)  # [M]
@@ -239,10 +245,9 @@ class Output:
     """What the policy now says about a batch's M sampled tokens."""
 
     logprobs: torch.Tensor  # [M], differentiable
-    measured_entropy: torch.Tensor | None = None  # [M], for the log, without a gradient
-    # Differentiable. Set for a loss in NEEDS_LOGITS (below), and with --plain; else
-    # None, because a term without a gradient would change the printed loss and teach
-    # nothing.
+    entropy_for_log: torch.Tensor | None = None  # [M], for the log, without a gradient
+    # With gradients. None, except for losses in NEEDS_LOGITS (below) and with --plain:
+    # an entropy term without a gradient would teach nothing, and nobody would notice.
     entropy: torch.Tensor | None = None  # [M]
     logits: torch.Tensor | None = None  # [M, V]
     # A loss may set these, to have them logged.
@@ -261,19 +266,20 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
     if is_plain(cfg):
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
         tokens = batch.ids[:, 1:][batch.mask]  # [M]
-        logprobs, entropy = choices(logits, tokens)  # [M] each
+        logprobs, entropy = logprobs_and_entropy(logits, tokens)  # [M] each
         return Output(logprobs, entropy.detach(), entropy=entropy, logits=logits)
     logprobs, entropy = token_logprobs(policy, batch.ids, batch.mask, cfg.temperature)
-    return Output(logprobs, measured_entropy=entropy)
+    return Output(logprobs, entropy_for_log=entropy)
 
 
 def correct_for_age(batch: Batch, out: Output, cfg) -> None:
-    """At the first pass: what does the ratio divide by? What do stale samples weigh?
+    """In an update's first pass: what the ratio divides by, what old samples weigh.
 
     The *behaviour* policy drew the samples; the ratio divides by the *proximal* policy.
-    With --importance clip the two are the same. Otherwise the proximal one is the
-    policy at the start of this update (Hilton et al. 2022): every ratio of this pass is
-    1, and weights correct for the age of the samples (fast/batches.py).
+    With --importance clip both are the same. Else the proximal policy is the one that
+    begins this update (Hilton et al. 2022): every ratio of this pass is 1, and a weight
+    per token corrects for the age of the samples (fast/batches.py). Changes
+    batch.proximal, batch.importance and batch.weights.
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now
@@ -285,8 +291,8 @@ def correct_for_age(batch: Batch, out: Output, cfg) -> None:
 # ----------------------------------------------------------- what update calls: 3. loss
 
 
-# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. The numbers of dapo and gspo
-# are those of their papers; 0.2 is PPO's, and 0.28 dapo's. reinforce has no ratio.
+# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. dapo and gspo: from their
+# papers. grpo and dr_grpo: PPO's 0.2. cispo: dapo's 0.28. reinforce has no ratio.
 CLIP = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
@@ -336,9 +342,11 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     return -(batch.weights * constant * batch.advantages * out.logprobs).sum()
 
 
-# To add a loss: write a function like these, add a line here, and use --loss NAME. It
-# sees a micro-batch (Batch, in fast/batches.py), which may hold only part of a group.
-# The two sets below say what a token weighs and whether a loss gets logits.
+# To add a loss, write a function like these, and name it here; then --loss NAME. All
+# tokens of the batch weigh the same in it (1 / S). Should all episodes weigh the same,
+# as in grpo, name it in EPISODES_WEIGH_ALIKE, too; if it reads out.entropy or
+# out.logits, in NEEDS_LOGITS. It sees a micro-batch (Batch, in fast/batches.py), which
+# may be only part of a group.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -347,21 +355,19 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# Losses in which every episode weighs the same: 1 / (N · L) per token. A loss that is
-# not listed gets 1 / S per token; dr_grpo has its own (see token_weights).
+# Losses in which every episode weighs the same: 1 / (N · L) per token.
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
-# A loss that uses out.entropy or out.logits must be named here; none of the six does.
-# It gets them with gradients, which takes memory for M · V numbers, and it sees every
-# episode, also those whose advantage is 0.
+# Losses that get entropy and logits, with gradients; none of the six needs them. That
+# takes memory for M · V numbers, and they see every episode, also one whose advantage
+# is 0.
 NEEDS_LOGITS: set[str] = set()
 
 
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
-    """How likely each token is now, over how likely it was before this update: [M].
+    """Each token's probability now, over that under the proximal policy: [M].
 
-    "Before" is batch.proximal. With --importance clip, the default of small models, it
-    is the log-prob when the token was sampled; else that of this update's first pass
-    (correct_for_age).
+    correct_for_age says which policy that is. With one epoch and fresh samples, the
+    ratio is 1.
     """
     return (out.logprobs - batch.proximal).exp()
 
@@ -404,11 +410,11 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    k3's value is an estimate of KL(policy || reference), without bias. Its gradient,
-    with the samples as constants (as in Shao et al. 2024, eq. 4), is in expectation
-    that of KL(reference || policy). Near the reference the two hardly differ.
+    k3 estimates it without bias (Schulman 2020). Its gradient does not: with the
+    samples held constant, as in Shao et al. 2024, eq. 4, it is on average the gradient
+    of KL(reference || policy). Near the reference the two hardly differ.
     """
-    with torch.no_grad(), swapped(policy, reference):
+    with torch.no_grad(), with_weights(policy, reference):
         reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]
     out.kl = k3(out.logprobs, reference_logprobs)  # [M]
     return (batch.weights * out.kl).sum()

@@ -12,9 +12,9 @@ What you will see, with seed 0 and 256 development tasks:
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
 
 and then the reward curve, drawn as text. Update 1 earns 0.06 although 19% were right
-after SFT, because an evaluation takes the likeliest token each time, and training draws
-tokens at random, which is right less often. For the same reason 5% of its replies
-already spell. They are paid more often, and become likelier.
+after SFT: an evaluation takes the likeliest token each time, training draws tokens at
+random, and such replies are right less often. But 5% of them happen to spell. These are
+right more often than the others, so spelling becomes likelier.
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. It can answer at once, and be wrong. Or it can first spell the string out
@@ -24,9 +24,9 @@ above the mean of their group are made likelier.
 
     task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
 
-The other chapters of this repository are "the book". Each part below names the one that
-does the same faster, more safely and for more than one task. tests/test_pico.py
-compares the two; docs/pico.md shows the tensors of one update.
+The other .py files beside this one are "the book". The headline of each part below
+names the file that does the same faster, more safely and for more than one task.
+tests/test_pico.py compares the two; docs/pico.md shows the tensors of one update.
 """
 
 import argparse
@@ -146,7 +146,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         return 0.0
     if any(type(n) is not int for _, n in pairs):  # to Python, true is 1
         return 0.0
-    # A letter that came twice would leave another one out: the dicts would differ.
+    # There are as many pairs as letters. So if one came twice, another is missing.
     return float(dict(pairs) == counts)
 
 
@@ -171,12 +171,13 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
     texts, scored = [], {}
     for token_id, (piece, score) in enumerate(file["model"]["vocab"]):
         scored[piece] = (score, token_id)
-        # <0x41> stands for the byte 0x41, an A; each byte of an é is shown as a "�".
+        # <0x41> stands for the byte 0x41, an A. A byte that is only part of a
+        # character, such as each of the two of é, is shown as "�".
         if re.fullmatch("<0x..>", piece):
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    # Tokens such as <think> are in vocab, too. With this score they are never cut in
-    # two: all others are negative, so no sum of them comes near it.
+    # Tokens such as <think> are in vocab, too. Their score is set so high that they are
+    # never cut in two: all other scores are negative.
     for token in file["added_tokens"]:
         scored[token["content"]] = (10**6, token["id"])
     return texts, scored
@@ -192,12 +193,12 @@ LONGEST_PIECE = max(len(piece) for piece in SCORED)  # in characters
 def encode(text: str) -> list[int]:
     """Token ids: of all ways to cut the text into pieces, the one that scores highest.
 
-    A way's score is the sum over its pieces. The best way to cut the first n letters
-    is the best way to cut some beginning of them, followed by one last piece.
+    A way's score is the sum over its pieces. The best way to cut the first n
+    characters is the best way to cut some beginning of them, then one last piece.
     """
-    best = [(0.0, [])]  # best[n], for the first n letters: (score, ids)
+    best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
     for end in range(1, len(text) + 1):
-        ways = []  # to cut the first `end` letters, the longest last piece first
+        ways = []  # to cut the first `end` characters, the longest last piece first
         for begin in range(max(0, end - LONGEST_PIECE), end):
             piece = text[begin:end]
             if piece in SCORED:
@@ -280,12 +281,13 @@ def forward(
             M = B
     cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
             tokens that earlier calls have read; this call writes its own after them
-    start   how many columns earlier calls have filled, padding included
+    start   how many positions of the cache earlier calls have filled, padding included
     """
     B, T = ids.shape
 
-    # The name "layers.0.self_attn.q" stands for the weight
-    # model.layers.0.self_attn.q_proj.weight (in a norm, without _proj).
+    # Weights by a short name: linear(x, "layers.0.self_attn.q") takes
+    # model.layers.0.self_attn.q_proj.weight, and norm(x, "layers.0.self_attn.q_norm")
+    # takes model.layers.0.self_attn.q_norm.weight.
     def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
 
@@ -306,8 +308,8 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that a query may see: number pad[b], the first token of its row. A
-    # query before that is padding, and begins with itself.
+    # The first key that a query may see is key number pad[b], the first token of its
+    # row. For a query before that, which is padding, it is the query itself.
     first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
@@ -363,8 +365,9 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     logprobs [B, V]; chance [B], uniform in [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # The probabilities add up to 1 but for rounding, so `chance` is a share of their
-    # sum. If that rounds up to the sum itself, no token exceeds it: take the last one.
+    # The probabilities add up to 1 but for rounding, so the target is `chance` times
+    # their sum. Rounding can make it equal to the sum. Then no token exceeds it, and
+    # the last one is taken.
     target = chance[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)
@@ -431,9 +434,9 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # In float32 the mean of seven rewards of 0.7 is off by 6e-8; divided by a std of 0
-    # + 1e-6, that would be an advantage of 0.06. In float64 the sum of k float32
-    # numbers is exact.
+    # Why float64: in float32 the mean of seven rewards of 0.7 is off by 6e-8. Divided
+    # by 1e-6, because their std is about 0, that would be an advantage of 0.06. In
+    # float64 the sum of k float32 numbers is exact.
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -459,10 +462,11 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """The loss of a group: minus the mean gain of a reply's tokens, over all replies.
+    """The loss of a group: minus the sum over its replies of their tokens' mean gain.
 
-    advantages [k]. main divides by the number of replies in the update. The value is
-    near 0, because the advantages of a group cancel out. The gradient is not.
+    advantages [k]. main divides by the number of replies in the update, so that the
+    groups add up to a mean. The value is near 0, because the advantages of a group
+    cancel out. The gradient is not.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
     when_drawn = [x for e in group for x in e.logprobs]  # row after row, as logp
@@ -474,6 +478,8 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     # near the one that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+    # The minimum: the clip only takes gain away. A good token that is much likelier by
+    # now is pushed no further; a good one that has become unlikely is pushed in full.
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
     # The mean over a reply's tokens: a long one weighs no more than a short one.
     length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
@@ -504,9 +510,9 @@ def evaluate(weights: dict, stage: str) -> None:
     n = len(episodes)
     p = sum(e.reward for e in episodes) / n
     low, high = interval_of(p, n)
-    habit = sum(spells(e.text) for e in episodes) / n
+    spelt = sum(spells(e.text) for e in episodes) / n
     exact = f"exact {p:5.1%} [{low:5.1%}, {high:5.1%}]"
-    print(f"{stage:10}  {exact}  n = {n}  spells {habit:4.0%}", flush=True)
+    print(f"{stage:10}  {exact}  n = {n}  spells {spelt:4.0%}", flush=True)
 
 
 def warm_up(lora: dict, seed: int) -> None:
@@ -553,16 +559,18 @@ def main(seed: int, updates: int) -> None:
     curve = []
     try:
         for i in range(updates):
-            # 1 sample: K replies to each of the next TASKS tasks. Each --seed has tasks
-            # of its own; the % keeps them below SFT_SEEDS. (TASKS should divide 10**9.)
+            # 1 sample: K replies to each of the next TASKS tasks. Each --seed has its
+            # own, enough for 100,000 updates. The % keeps them below SFT_SEEDS (if
+            # TASKS divides 10**9, as 8 does).
             first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
             seeds = range(first_seed, first_seed + TASKS)
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(weights_of(lora), seeds, K, chance)
 
             # 2 compare: how much better was each reply than the others of its group?
-            paid = [[e.reward for e in group] for group in groups]
-            rewards = torch.tensor(paid)  # [TASKS, K]
+            rewards = torch.tensor(
+                [[e.reward for e in g] for g in groups]
+            )  # [TASKS, K]
             advantages = advantages_of(rewards).to(DEVICE)  # [TASKS, K]
 
             # 3 learn: the better ones become likelier, the worse ones less likely.
@@ -578,10 +586,10 @@ def main(seed: int, updates: int) -> None:
 
             # 4 look.
             texts = [e.text for g in groups for e in g]
-            habit = sum(spells(text) for text in texts) / len(texts)
+            spelt = sum(spells(text) for text in texts) / len(texts)
             mean = rewards.mean().item()
             curve.append(mean)
-            line = f"reward {mean:.2f}  spells {habit:4.0%}  gradient {norm:.2f}"
+            line = f"reward {mean:.2f}  spells {spelt:4.0%}  gradient {norm:.2f}"
             print(f"update {i + 1:3}  {line}", flush=True)
     except KeyboardInterrupt:
         print("stopped early; what it has learnt so far:")

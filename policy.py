@@ -111,8 +111,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 @contextmanager
-def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
-    """`with swapped(policy, weights):` computes with these, such as a reference's."""
+def with_weights(policy: Policy, weights: dict[str, torch.Tensor]):
+    """A context: inside it the policy has these weights, say those of a reference."""
     parameters = policy.trainable()
     own = {name: p.data for name, p in parameters.items()}
     try:
@@ -190,7 +190,7 @@ def plain_logits(
     return logits[mask].float() / temperature
 
 
-def choices(
+def logprobs_and_entropy(
     logits: torch.Tensor, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [M, V], tokens [M] -> their log-probs [M] and entropies [M], in nats."""
@@ -208,7 +208,9 @@ def plain_logprobs(
     ids, mask and M as in plain_logits. Returns log-probs [M] and entropies [M] in nats.
     Both are differentiable, so you can build any loss from them.
     """
-    return choices(plain_logits(policy, ids, mask, temperature), ids[:, 1:][mask])
+    return logprobs_and_entropy(
+        plain_logits(policy, ids, mask, temperature), ids[:, 1:][mask]
+    )
 
 
 @dataclass

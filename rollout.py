@@ -26,6 +26,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+# What a model's chat template does: how does it end a turn (end_of_turn, missing_end)?
+# Does it open the thought itself (start_of_thought, without_start)?
 from bookkeeping.chat import (
     end_of_turn,
     missing_end,
@@ -47,9 +49,8 @@ class Episode:
     group: int  # episodes of one group share the task and the prompt
     token_ids: list[int] = field(default_factory=list)  # the whole conversation
     sampled: list[bool] = field(default_factory=list)  # did the policy choose it?
-    logprobs: list[float] = field(
-        default_factory=list
-    )  # of sampled tokens, in nats; else 0.0
+    # in nats, of the sampled tokens; 0.0 for the others
+    logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)  # the rest of score()
@@ -95,14 +96,12 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 def after_reply(
     policy: Policy, new: list[dict], tools, think: bool
 ) -> tuple[list[int], list[int]]:
-    """What stands between two replies, in two parts.
+    """The token ids between two replies: (those that end the first, those after them).
 
-    1. What ends the reply's turn. The policy has sampled it itself (see below).
-    2. The new messages, and the beginning of the next reply.
-
-    A chat template is a program that comes with a model and writes a conversation as
-    one text. We have it write a made-up one, with a marker as the reply, and keep what
-    follows the marker. If the user says "And 2 + 2?" after the reply, this gives
+    The policy has sampled the first part itself. To find both, we let the chat template
+    (a program that comes with a model and writes a conversation as one text) write a
+    made-up conversation, whose reply is a marker, and keep what follows the marker. If
+    the user says "And 2 + 2?" after the reply, this gives
 
         template    1.                    2.
         Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
@@ -110,7 +109,9 @@ def after_reply(
         a plain one no tokens             ⏎user: And 2 + 2?⏎assistant:
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # described in the system message, which is cut off below
+        # This template describes tools in the system message. That stands before the
+        # marker, so it is not kept.
+        tools = None
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -121,8 +122,8 @@ def after_reply(
             "the chat template changes what the assistant said; take another model"
         )
     ids = encode(policy, after)
-    n, _ = end_of_turn(policy.tokenizer, after)  # the first n end the turn
-    return ids[:n], ids[n:]
+    n_end, _ = end_of_turn(policy.tokenizer, after)  # so many of the ids end the turn
+    return ids[:n_end], ids[n_end:]
 
 
 def ids_until_next_reply(
@@ -130,9 +131,9 @@ def ids_until_next_reply(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.tools, env.think)
-    # The policy has sampled the end of its turn, so only the rest is new. But GLM's
-    # template has no token for it. There the header of the next message ends the turn,
-    # the policy has to guess it, and after a wrong guess the right one is appended.
+    # With most templates the policy has sampled `end`, and only `rest` is new. GLM's
+    # has no end-of-turn token: the header of the next message ends the turn. The policy
+    # has to guess whose message comes; if it has guessed wrong, `end` is appended.
     return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
@@ -177,8 +178,8 @@ def play(
     ]
     players = sum(groups, [])
     # The sampler can keep what it has computed for a conversation; the next turn then
-    # reads only what is new. With one turn there is no next.
-    keep_cache = getattr(players[0].env, "max_turns", None) != 1
+    # reads only what is new. If an episode is always one turn, that is useless.
+    one_turn = getattr(players[0].env, "max_turns", None) == 1
     while active := still_playing(players):
         # each reply has random numbers of its own, from a generator with this seed
         random_seeds = [
@@ -191,12 +192,12 @@ def play(
             caches=[p.cache for p in active],
             max_tokens=max_tokens,
             temperature=temperature,
-            keep=keep_cache,
+            keep=not one_turn,
         )
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, max_prompt)
             player.cache = sample.cache if not player.episode.stop_reason else None
-        # These names would keep the caches of finished episodes: free that memory now.
+        # Else the last samples would keep their caches while the next turn is sampled.
         del samples, sample
     for player in players:
         player.episode.policy_version = sampler.version
@@ -217,7 +218,7 @@ def still_playing(players: list[Player]) -> list[Player]:
 def open_group(
     policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_prompt: int
 ) -> list[Player]:
-    """k players of one task, with its prompt appended; or their episodes have failed.
+    """k players of one task. Each has its prompt, or stop_reason "error".
 
     max_prompt: the most tokens that a prompt may have.
     """
@@ -274,7 +275,7 @@ def take_turn(
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        new_messages, done = env.step(reply)  # a cut reply is scored, too
+        new_messages, done = env.step(reply)  # a cut reply, too: score() has to see it
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
         elif done:
@@ -314,10 +315,11 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
         policy, lambda: env, seed, number=0, k=1, max_prompt=UNLIMITED
     )
     episode = player.episode
-    # The template's end of a turn; if it has none, the tokenizer's end of a text. Gemma
-    # has both, <end_of_turn> and <eos>.
-    shown = read_template(policy.tokenizer).end
-    end = policy.tokenizer.eos_token_id if shown is None else shown
+    # What ends a reply: the template's end-of-turn token or, if it has none, the
+    # tokenizer's end of text. (Gemma has both: <end_of_turn> and <eos>.)
+    end = read_template(policy.tokenizer).end
+    if end is None:
+        end = policy.tokenizer.eos_token_id
     while episode.stop_reason == "":
         with end_on_failure(episode):
             # A prompt that ends with <think> has already opened the expert's thought.

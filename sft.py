@@ -17,7 +17,7 @@ from itertools import groupby
 from fast import parallel
 from fast.batches import collate, cut
 from fast.logprobs import token_logprobs
-from grpo import take_step
+from grpo import take_step  # clips the gradient and steps: the same in SFT and RL
 from policy import Policy, adam, plain_logprobs, set_learning_rate
 from rollout import Episode, context_of, expert_episode
 
@@ -39,6 +39,7 @@ def sft(
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
+    # with a progress bar, if there is something to do
     for i, batch in enumerate(parallel.bar(batches, desc="SFT", disable=not batches)):
         # Adam's first steps are its largest, so the rate rises over a tenth of the
         # steps; then it falls.

@@ -234,7 +234,7 @@ class UpdateLog:
         ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # your own loss
         nothing = torch.zeros_like(logprobs)
         of_token = {
-            "entropy": out.measured_entropy,
+            "entropy": out.entropy_for_log,
             "ratio": ratio,
             "clip_fraction": nothing if out.clipped is None else out.clipped.float(),
             "mismatch": (logprobs - batch.behaviour).abs(),

@@ -23,7 +23,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fast.batches import pieces
-from policy import Policy, choices
+from policy import Policy, logprobs_and_entropy
 
 CHUNK = 512  # tokens whose logits exist at once
 LOGITS = 2**18  # the most logits at once on a CPU, 1 MB, unless FEWEST tokens have more
@@ -136,7 +136,9 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
     head, scale = lm.get_output_embeddings().weight, logit_scale(lm) / temperature
     chunk = CHUNK if kind == "cuda" else max(FEWEST, min(CHUNK, LOGITS // len(head)))
-    predict = lambda hidden, targets: choices(head_outputs(lm, hidden) * scale, targets)
+    predict = lambda hidden, targets: logprobs_and_entropy(
+        head_outputs(lm, hidden) * scale, targets
+    )
     # A head that learns is run again in the backward pass.
     way = partial(checkpoint, use_reentrant=False) if head.requires_grad else at_once
     parts = zip(hidden.to(head.dtype).split(chunk), targets.split(chunk))

@@ -270,31 +270,36 @@ def beyond_the_guess(arm: dict) -> str:
     return ", ".join(found)
 
 
-def real_pairs() -> Iterable[tuple]:
-    """(what is compared, two arms of SmolLM2's sums), each with its results on both sets of tasks."""
-    found = {arm["name"]: (scores(arm), of_seeds(arm, "final")) for arm in arms("real")}
-    for what, a, b in (
-        ("GRPO minus more SFT", "grpo", "more_sft"),
-        ("GRPO minus SFT on its own right answers", "grpo", "own"),
-        ("GRPO minus SFT that shows the way", "grpo", "way_start"),
-        ("SFT on its own right answers minus more SFT", "own", "more_sft"),
-        ("more SFT minus where all three began", "more_sft", "start"),
-    ):
-        yield what, found[a], found[b]
+def pairs(what: str, name: str, *rows: tuple[str, str, str]) -> str:
+    """A table: rows (title, an arm of results/NAME.json, another), paired by seed and task."""
+    found = {arm["name"]: (scores(arm), of_seeds(arm, "final")) for arm in arms(name)}
+    cells = []
+    for title, a, b in rows:
+        compared = zip(found[a], found[b])  # held-out tasks, then development tasks
+        text = [[less(x, y).points(), per_seed(x, y)] for x, y in compared]
+        cells.append([title, *text[0], *text[1]])
+    return table(f"{what} | held-out tasks | each seed | development tasks | each seed", cells)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "letters": lambda: made(  # before and after, on held-out tasks
         stages(
             "letters",
-            base="the base, before anything",
+            base="letters, tier 6: the base, before anything",
             start="after 50 steps of SFT on 100 demonstrations that do not spell",
             grpo="after 150 updates of GRPO from there",
             sft_derives="no GRPO: SFT on 100 demonstrations that spell",
-            begun="no training: the base, its spelling begun for it",
+            begun="no training: the base, given two letters of its spelling",
+        )
+        + stages(
+            "real",
+            start="SmolLM2-135M, two-digit sums: after SFT",
+            grpo="after GRPO from there",
+            own="no GRPO: SFT on its own right answers",
+            way_start="no GRPO: SFT on worked examples",
         ),
         {
-            "letters, tier 6": "{what}",
+            "": "{what}",
             "exactly right": bold(exact()),
             "held-out tasks": lambda arm: len(scores(arm)[0]),
             "seeds": seeds,
@@ -338,12 +343,14 @@ TABLES: dict[str, Callable[[], str]] = {
             "each seed": lambda arm: per_seed(of_seeds(arm, "final"), of_seeds(arm, "after_sft")),
         },
     ),
-    "real_pairs": lambda: table(  # two arms, paired by seed and task
-        "points on SmolLM2's sums | held-out tasks | each seed | development tasks | each seed",
-        (
-            [what, less(a, b).points(), per_seed(a, b), less(c, d).points(), per_seed(c, d)]
-            for what, (a, c), (b, d) in real_pairs()
-        ),
+    "real_pairs": lambda: pairs(
+        "points on SmolLM2's sums",
+        "real",
+        ("GRPO minus more SFT", "grpo", "more_sft"),
+        ("GRPO minus SFT on its own right answers", "grpo", "own"),
+        ("GRPO minus SFT that shows the way", "grpo", "way_start"),
+        ("SFT on its own right answers minus more SFT", "own", "more_sft"),
+        ("more SFT minus where all three began", "more_sft", "start"),
     ),
     "real_letters": lambda: made(  # SmolLM2's letters
         arms("real_letters"),
@@ -355,7 +362,7 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "real_spelt": lambda: made(  # the same, spelt in the question
-        arms("real_spelt"),
+        arms("real_spelt", "half", "whole", "short"),
         {"SmolLM2-135M, letters apart": "{what}"}
         | COURSE
         | {

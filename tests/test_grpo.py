@@ -25,7 +25,7 @@ from grpo import (
     importance_weights,
     token_weights,
 )
-from policy import swapped
+from policy import with_weights
 from rollout import Episode
 from steps import FLAGS, assert_close, gradients, naive_logprobs, snapshot, stir, train_on
 
@@ -72,7 +72,7 @@ def test_advantages_by_hand(baseline, normalize, rewards, expected):
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3, 0.1 + 0.9 * 4 / 11, 1e9 / 3])
 def test_equal_rewards_give_an_advantage_of_exactly_0(reward):
-    """In floating point, 0.1 - mean([0.1] * 3) is not 0; divided by a deviation it would be 1."""
+    """In floating point, 0.1 - mean([0.1] * 3) is not 0: the group would not be skipped."""
     for k, baseline in itertools.product((2, 3, 7, 8), ("group", "batch")):
         rewards = torch.full((3, k), reward, dtype=torch.float64)
         for normalize in (False, True):
@@ -174,7 +174,7 @@ def naive_loss(policy, groups, loss, temperature=1.0, kl=0.0, reference=None, fa
         advantage = e.reward - sum(other.reward for other in mates) / len(mates)
         logp = naive_logprobs(policy, e.token_ids, temperature)  # [T-1]
         if kl:
-            with torch.no_grad(), swapped(policy, reference):
+            with torch.no_grad(), with_weights(policy, reference):
                 ref = naive_logprobs(policy, e.token_ids, temperature)  # [T-1]
         chosen = [t for t in range(1, len(e.token_ids)) if e.sampled[t]]
         log_ratios = [logp[t - 1] - e.logprobs[t] for t in chosen]

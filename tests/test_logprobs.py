@@ -143,9 +143,9 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(
     load, monkeypatch, rank, times
 ):
     policy = load("qwen3", lora_rank=rank)
-    seen, real = [], logprobs.choices
+    seen, real = [], logprobs.logprobs_and_entropy
     spy = lambda logits, targets: seen.append(len(logits)) or real(logits, targets)
-    monkeypatch.setattr(logprobs, "choices", spy)
+    monkeypatch.setattr(logprobs, "logprobs_and_entropy", spy)
     monkeypatch.setattr(logprobs, "FEWEST", 8)
     monkeypatch.setattr(logprobs, "LOGITS", 0)
     mask = mask_of("some", 4, 39)
