@@ -45,9 +45,9 @@ from functools import lru_cache
 
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
-    # With probability p_several a task asks for several letters: between fewest and
-    # most, but never for fewer than 2 or more than 26. (The numbers above 26 come from
-    # Atropos; tier 10 always asks for the whole alphabet.) Else it asks for one.
+    # A task asks for one letter or, with probability p_several, for several: between
+    # fewest and most, but at least 2 and at most 26. (The numbers are those of Atropos,
+    # also above 26. So tier 10 always asks for the whole alphabet.)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -70,7 +70,7 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300.
 LONGEST_ANSWER = 1000
-LONGEST_REPLY = 2000  # of a reply that may not think: answer, tags, some white space
+LONGEST_REPLY = 2000  # with --no-think: in a longer one a tally could hide
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def score_reply(
 
         the answer                             partial              binary
         is not one well-formed answer          0                    0
-        comes with thinking, with --no-think   0                    0
+        thinks, although --no-think is set     0                    0
         is about other letters                 0.1                  0
         is a wrong number (for one letter)     0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    0

@@ -15,10 +15,9 @@ policy either. There is one optimizer step per batch by default, so the importan
 (how likely a token is now, over how likely it was when it was sampled) is 1 and
 clipping never acts.
 
-Watch the reward and grad_norm: the printed loss does not say how a run is doing. With
-grpo and gspo it is minus the mean advantage, so it is about 0 in every update, while
-its gradient is not. With the others it can be anything: dapo and dr_grpo give long
-episodes more weight, and reinforce and cispo multiply by the log-prob.
+Watch the reward and grad_norm, not the printed loss. With grpo that is minus the mean
+advantage, so it is about 0 in every update, while its gradient is not. With most of the
+other losses below it can be any number.
 
     loss = - Σ weight · min(ratio · A, clipped ratio · A),   over all sampled tokens
 
@@ -79,7 +78,7 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """
     # NaN stands for the reward of a failed episode.
     rewards = torch.tensor(
-        [[e.reward if trainable(e) else math.nan for e in group] for group in groups],
+        [[e.reward if has_score(e) else math.nan for e in group] for group in groups],
         dtype=torch.float64,
     )
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
@@ -89,7 +88,7 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> torch.Tensor:
     return group_advantages(rewards, cfg.baseline, normalize)
 
 
-def trainable(episode: Episode) -> bool:
+def has_score(episode: Episode) -> bool:
     """False if its environment failed: then its reward means nothing."""
     return episode.stop_reason != "error"
 
@@ -115,9 +114,8 @@ def group_advantages(
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
-    # In floating point 0.1 - mean([0.1] * 3) is 1e-17, not 0. So a group of equal
-    # rewards would not be skipped; with rewards of 1e9 it would even get advantages.
-    # Therefore a difference as small as rounding counts as 0.
+    # Rounding: 0.1 - mean([0.1] * 3) is 1e-17. A difference as small as that counts as
+    # 0, or a group of equal rewards would not be skipped.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)
     if normalize:
@@ -150,7 +148,7 @@ def update(
     weighted = weigh_episodes(groups, advantages, cfg)  # advantage, weight per token
     batches = micro_batches(weighted, policy, cfg)  # as tensors that fit the memory
     epochs = cfg.epochs if weighted else 0  # nothing to learn: no step
-    # With `forward` the log can repeat a pass, if log-probs look wrong.
+    # If log-probs differ from the sampler's, the log calls forward once more.
     log = UpdateLog(policy, groups, advantages, cfg, forward)
     total = grad_norm = 0.0
     for epoch in range(epochs):
@@ -158,9 +156,7 @@ def update(
         total = 0.0
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs of its M sampled tokens, now
-            if (
-                epoch == 0
-            ):  # sets batch.proximal and changes batch.weights, for all epochs
+            if epoch == 0:  # sets batch.proximal, changes batch.weights: for all epochs
                 correct_for_age(batch, out, cfg)
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
@@ -198,7 +194,7 @@ def weigh_episodes(
         (e, torch.as_tensor(advantage).float())
         for group, row in zip(groups, advantages)
         for e, advantage in zip(group, row)
-        if trainable(e)
+        if has_score(e)
     ]
     lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
     weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
@@ -245,9 +241,10 @@ class Output:
     """What the policy now says about a batch's M sampled tokens."""
 
     logprobs: torch.Tensor  # [M], differentiable
-    entropy_for_log: torch.Tensor | None = None  # [M], for the log, without a gradient
-    # With gradients. None, except for losses in NEEDS_LOGITS (below) and with --plain:
-    # an entropy term without a gradient would teach nothing, and nobody would notice.
+    # To be logged. It has no gradient: in a loss it would teach nothing.
+    entropy_for_log: torch.Tensor | None = None  # [M]
+    # For losses, with gradients. None unless the loss is in NEEDS_LOGITS (below), or
+    # with --plain.
     entropy: torch.Tensor | None = None  # [M]
     logits: torch.Tensor | None = None  # [M, V]
     # A loss may set these, to have them logged.
@@ -275,11 +272,14 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
 def correct_for_age(batch: Batch, out: Output, cfg) -> None:
     """In an update's first pass: what the ratio divides by, what old samples weigh.
 
-    The *behaviour* policy drew the samples; the ratio divides by the *proximal* policy.
-    With --importance clip both are the same. Else the proximal policy is the one that
-    begins this update (Hilton et al. 2022): every ratio of this pass is 1, and a weight
-    per token corrects for the age of the samples (fast/batches.py). Changes
-    batch.proximal, batch.importance and batch.weights.
+        behaviour   the policy that drew the samples
+        proximal    the policy that the ratio divides by
+
+    With --importance clip the proximal policy is the behaviour policy. With none, token
+    and sequence it is the one that begins this update (Hilton et al. 2022): every ratio
+    of this pass is 1, so the clip bounds this update's own steps. With token and
+    sequence, batch.weights are multiplied by batch.importance, which corrects for the
+    age of the samples (fast/batches.py).
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now
@@ -342,11 +342,14 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
     return -(batch.weights * constant * batch.advantages * out.logprobs).sum()
 
 
-# To add a loss, write a function like these, and name it here; then --loss NAME. All
-# tokens of the batch weigh the same in it (1 / S). Should all episodes weigh the same,
-# as in grpo, name it in EPISODES_WEIGH_ALIKE, too; if it reads out.entropy or
-# out.logits, in NEEDS_LOGITS. It sees a micro-batch (Batch, in fast/batches.py), which
-# may be only part of a group.
+# To add a loss, write a function like these, and name it
+#     in LOSSES                 always; then --loss NAME
+#     in EPISODES_WEIGH_ALIKE   if every episode weighs the same, as in grpo, so that a
+#                               token weighs 1 / (N · L); else it weighs 1 / S
+#     in NEEDS_LOGITS           if it reads out.entropy or out.logits. This takes memory
+#                               for M · V numbers, and the loss then also sees the
+#                               episodes whose advantage is 0
+# It sees a micro-batch (Batch, in fast/batches.py), which may be only part of a group.
 LOSSES = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -355,11 +358,7 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# Losses in which every episode weighs the same: 1 / (N · L) per token.
 EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
-# Losses that get entropy and logits, with gradients; none of the six needs them. That
-# takes memory for M · V numbers, and they see every episode, also one whose advantage
-# is 0.
 NEEDS_LOGITS: set[str] = set()
 
 
@@ -410,9 +409,10 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    k3 estimates it without bias (Schulman 2020). Its gradient does not: with the
-    samples held constant, as in Shao et al. 2024, eq. 4, it is on average the gradient
-    of KL(reference || policy). Near the reference the two hardly differ.
+    k3 (fast/batches.py) estimates the KL without bias (Schulman 2020). Its gradient, on
+    average, is that of another one, KL(reference || policy), because the samples are
+    held constant (as in Shao et al. 2024, eq. 4). Near the reference the two hardly
+    differ.
     """
     with torch.no_grad(), with_weights(policy, reference):
         reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]

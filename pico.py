@@ -71,7 +71,7 @@ MAX_TOKENS = 320
 LR = 3e-4
 WARMUP = 5  # the rate rises over this many updates, …
 LR_END = 0.1  # … then falls to this share of LR
-CLIP = 0.2  # PPO's; with one step per batch, as here, it does nothing
+CLIP = 0.2  # see grpo_loss; with one step per batch, as here, it does nothing
 MAX_NORM = 1.0  # a larger gradient is scaled down to this norm
 
 # A task is drawn from a seed. The ranges never overlap, so the model is never tested on
@@ -137,8 +137,9 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         return 0.0
     body = rest.partition("<answer>")[2].partition("</answer>")[0]
     try:
-        # Objects are read as tuples of pairs, {"a": 3} as (("a", 3),): a dict would
-        # keep only the last of two answers to a letter. JSON has no tuples of its own.
+        # An object is read as a tuple of pairs: {"a": 3, "a": 4} as
+        # (("a", 3), ("a", 4)).
+        # A dict would keep only the last. Lists stay lists, so a tuple is an object.
         pairs = json.loads(body.strip(), object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
@@ -257,8 +258,9 @@ def weights_of(lora: dict) -> dict[str, torch.Tensor]:
 def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     """RoPE (Su et al. 2021): rotate pairs of dimensions of x [B, H, T, d] by `angle`.
 
-    Dimension i is paired with i + d/2. angle [B, 1, T, d] grows with position, so
-    attention sees how far apart tokens are.
+    Dimensions i and i + d/2 are a pair (l, r), which becomes (l cos - r sin,
+    r cos + l sin). angle [B, 1, T, d] grows with position, so attention sees how far
+    apart tokens are.
     """
     left, right = x.chunk(2, dim=-1)
     swapped = torch.cat([-right, left], dim=-1)
@@ -308,8 +310,8 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that a query may see is key number pad[b], the first token of its
-    # row. For a query before that, which is padding, it is the query itself.
+    # The first key that a query may see: number pad[b], the first token of its row. For
+    # a query before that, which is padding: itself. With T = 4, pad = 2: 0, 1, 2, 2.
     first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
@@ -362,7 +364,8 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     """A token per row, [B], by inverting the cumulative distribution.
 
     It is the first token whose cumulative probability exceeds `chance`.
-    logprobs [B, V]; chance [B], uniform in [0, 1).
+    logprobs [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too.
+    But from the same random numbers the book draws the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     # The probabilities add up to 1 but for rounding, so the target is `chance` times
@@ -434,9 +437,9 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # Why float64: in float32 the mean of seven rewards of 0.7 is off by 6e-8. Divided
-    # by 1e-6, because their std is about 0, that would be an advantage of 0.06. In
-    # float64 the sum of k float32 numbers is exact.
+    # float64, because in float32 seven rewards of 0.7 have a mean a little beside 0.7,
+    # and divided by a std near 0 that is an advantage of 0.06. (0 and 1 would not need
+    # it.)
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -462,24 +465,24 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """The loss of a group: minus the sum over its replies of their tokens' mean gain.
+    """A group's part of the loss: minus the sum over its replies of their mean gain.
 
-    advantages [k]. main divides by the number of replies in the update, so that the
-    groups add up to a mean. The value is near 0, because the advantages of a group
-    cancel out. The gradient is not.
+    main adds up the groups and divides by the number of replies. advantages [k]. The
+    value is near 0, because the advantages of a group cancel out; the gradient is not.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
     when_drawn = [x for e in group for x in e.logprobs]  # row after row, as logp
     old_logp = torch.tensor(when_drawn, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
-    # How likely a token is now, over how likely it was when it was drawn. Here that is
-    # always 1, because there is one step per batch. So the clip does nothing, and the
-    # ratio has the gradient of logp. In a second step the clip would hold the policy
-    # near the one that drew the samples.
+    # How likely a token is now, over how likely it was when it was drawn. With one step
+    # per batch its value is always 1, so the clip does nothing. But it is no constant:
+    # its gradient is that of logp. In a second step the clip would hold the policy near
+    # the one that drew the samples.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     # The minimum: the clip only takes gain away. A good token that is much likelier by
-    # now is pushed no further; a good one that has become unlikely is pushed in full.
+    # now is pushed no further, nor is a bad one that is much less likely. A token that
+    # has moved the wrong way is pushed in full.
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
     # The mean over a reply's tokens: a long one weighs no more than a short one.
     length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
@@ -559,9 +562,8 @@ def main(seed: int, updates: int) -> None:
     curve = []
     try:
         for i in range(updates):
-            # 1 sample: K replies to each of the next TASKS tasks. Each --seed has its
-            # own, enough for 100,000 updates. The % keeps them below SFT_SEEDS (if
-            # TASKS divides 10**9, as 8 does).
+            # 1 sample: K replies to each of the next TASKS tasks. Each --seed has
+            # 100,000 · TASKS tasks of its own; after 1,250 seeds they begin again at 0.
             first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
             seeds = range(first_seed, first_seed + TASKS)
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
@@ -576,7 +578,7 @@ def main(seed: int, updates: int) -> None:
             # 3 learn: the better ones become likelier, the worse ones less likely.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
-                    # backward() frees the graph, so W + B A is computed per group.
+                    # W + B A is computed for each group: backward() frees its graph.
                     loss = grpo_loss(weights_of(lora), group, advantage)
                     # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()

@@ -8,7 +8,8 @@ reply's tokens are kept as they are: never decoded and tokenized again (they may
 out differently), never rendered again (Qwen3's template drops the thinking of earlier
 turns). What the environment says next is rendered alone, and appended. fast/batches.py
 makes the mask of the loss from `sampled`. It also measures how far the log-probs of
-trainer and sampler are apart: the column `mismatch` of metrics.jsonl.
+trainer and sampler are apart (`mismatch` in metrics.jsonl): both have the same weights,
+but compute in different ways, and round differently. More than that is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
@@ -26,8 +27,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-# What a model's chat template does: how does it end a turn (end_of_turn, missing_end)?
-# Does it open the thought itself (start_of_thought, without_start)?
+# A chat template is a program that comes with a model and writes a conversation as one
+# text. These say how it ends a turn, and whether it opens the thought itself.
 from bookkeeping.chat import (
     end_of_turn,
     missing_end,
@@ -96,22 +97,19 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 def after_reply(
     policy: Policy, new: list[dict], tools, think: bool
 ) -> tuple[list[int], list[int]]:
-    """The token ids between two replies: (those that end the first, those after them).
+    """(end, rest): the ids that end a reply, and those from there to the next reply.
 
-    The policy has sampled the first part itself. To find both, we let the chat template
-    (a program that comes with a model and writes a conversation as one text) write a
-    made-up conversation, whose reply is a marker, and keep what follows the marker. If
-    the user says "And 2 + 2?" after the reply, this gives
+    The policy samples `end` itself, so usually only `rest` is appended. To find both,
+    the chat template writes a made-up conversation whose reply is a marker; what
+    follows the marker is kept. If the user says "And 2 + 2?" after the reply:
 
-        template    1.                    2.
-        Qwen3's     <|im_end|>            ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
-                                          <|im_start|>assistant⏎
-        a plain one no tokens             ⏎user: And 2 + 2?⏎assistant:
+        template       end           rest
+        Qwen3's        <|im_end|>    ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
+                                     <|im_start|>assistant⏎
+        a plain one    no tokens     ⏎user: And 2 + 2?⏎assistant:
     """
     if not read_template(policy.tokenizer).tools:
-        # This template describes tools in the system message. That stands before the
-        # marker, so it is not kept.
-        tools = None
+        tools = None  # the opening has described them in words, and once is enough
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -123,7 +121,7 @@ def after_reply(
         )
     ids = encode(policy, after)
     n_end, _ = end_of_turn(policy.tokenizer, after)  # so many of the ids end the turn
-    return ids[:n_end], ids[n_end:]
+    return ids[:n_end], ids[n_end:]  # end, rest
 
 
 def ids_until_next_reply(
@@ -131,9 +129,9 @@ def ids_until_next_reply(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.tools, env.think)
-    # With most templates the policy has sampled `end`, and only `rest` is new. GLM's
-    # has no end-of-turn token: the header of the next message ends the turn. The policy
-    # has to guess whose message comes; if it has guessed wrong, `end` is appended.
+    # Most policies have sampled all of `end`, and missing_end is empty. GLM has no
+    # end-of-turn token: its turn ends with the header of the next message. If the
+    # policy has written that of another speaker, the right one is appended.
     return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
@@ -197,7 +195,7 @@ def play(
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, max_prompt)
             player.cache = sample.cache if not player.episode.stop_reason else None
-        # Else the last samples would keep their caches while the next turn is sampled.
+        # Free the caches of those who have ended before the next turn is sampled.
         del samples, sample
     for player in players:
         player.episode.policy_version = sampler.version

@@ -30,8 +30,8 @@ def sft(
     make_env() -> an environment. end_if_asked() is called after every step, and raises
     if the run has been asked to stop. Call sft() inside `with policy.learning()`.
 
-    Returns {"losses": of each step, "tokens": how many were trained on, "warnings": for
-    the run to print, see select_demonstrations}.
+    Returns a dict: "losses", one per step; "tokens", how many were trained on;
+    "warnings", for the run to print (select_demonstrations).
     """
     seeds = seeds if cfg.sft_steps else []  # 0 steps need no expert
     episodes = [expert_episode(policy, make_env(), seed) for seed in seeds]

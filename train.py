@@ -45,8 +45,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate_stage(cfg, run, policy, rollouts, "before")
-        # new_env() -> an environment. guarded: if your own raises or hangs, only its
-        # episode fails (but a demonstration that fails ends the run).
+        # new_env() -> an environment. guarded: if one of yours raises or hangs, only
+        # its episode fails (but if that is a demonstration, the run ends).
         new_env = partial(refusals.guarded, make_env, cfg, cfg.difficulty)
         seeds = settings.sft_seeds(cfg)
         # paused(): the sampler frees its memory meanwhile. learning(): gradients are
@@ -55,7 +55,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
             result = sft(policy, new_env, seeds, cfg, run.end_if_asked)
         run.log_sft(result)
         run.warn(result["warnings"])  # if demonstrations are too long
-        run.warn(refusals.warn_of_prompts(policy, cfg))  # if SFT's are not those of RL
+        run.warn(refusals.warn_of_prompts(policy, cfg))  # if SFT's differ from RL's
         evaluate_stage(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with
@@ -82,7 +82,9 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate_stage(cfg, run, policy, rollouts, "train")
         if state.updates % cfg.save_every == 0 or last or run.stop_asked():
-            run.save(policy, optimizer, groups, advantages)  # with two groups, to read
+            run.save(
+                policy, optimizer, groups, advantages
+            )  # two groups are kept to be read
         run.end_if_asked()  # after Ctrl-C it has saved and ends here (see --resume)
     evaluate_stage(cfg, run, policy, rollouts, "final")
     rollouts.close()
@@ -98,8 +100,8 @@ def prepare(cfg: Config, user_flags: set[str]):
     if cfg.break_:
         failures.put_in(cfg.break_)  # a mistake on purpose
 
-    # The model (--model auto depends on the machine), a line that says why it is that
-    # one, and settings with which it fits the card. If there are several processes, all
+    # model: its name. reason: a line that says why this one (--model auto depends on
+    # the machine). to_fit: settings with which it fits the card. Several processes
     # follow the first one's choice.
     choice = choose_model(*settings.model_request(cfg, user_flags))
     model, reason, to_fit = parallel.broadcast(choice)

@@ -289,14 +289,14 @@ TABLES: dict[str, Callable[[], str]] = {
             start="after 50 steps of SFT on 100 demonstrations that do not spell",
             grpo="after 150 updates of GRPO from there",
             sft_derives="no GRPO: SFT on 100 demonstrations that spell",
-            begun="no training: the base, given two letters of its spelling",
+            begun="no training: the base, its reply begun with two letters spelt",
         )
         + stages(
             "real",
-            start="SmolLM2-135M, two-digit sums: after SFT",
-            grpo="after GRPO from there",
-            own="no GRPO: SFT on its own right answers",
-            way_start="no GRPO: SFT on worked examples",
+            start="SmolLM2-135M's sums of two digits, after SFT",
+            grpo="the sums after GRPO from there",
+            own="the sums, no GRPO: SFT on its own right answers",
+            way_start="the sums, no GRPO: SFT on worked examples",
         ),
         {
             "": "{what}",
