@@ -212,11 +212,11 @@ def score_reply(
 
     If you change one thing here, change this function: it decides what is learnt.
 
-        the answer                             partial              binary
-        is not one well-formed answer          0                    0
+        the reply                              partial              binary
+        has no single well-formed answer       0                    0
         thinks, although --no-think is set     0                    0
-        is about other letters                 0.1                  0
-        is a wrong number (for one letter)     0.1                  0
+        answers about other letters            0.1                  0
+        has a wrong number (for one letter)    0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    0
         has all counts right                   1                    1
 

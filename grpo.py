@@ -17,11 +17,11 @@ clipping never acts.
 
 Watch the reward and grad_norm, not the printed loss. With grpo that is minus the mean
 advantage, so it is about 0 in every update, while its gradient is not. With most of the
-other losses below it can be any number.
+other losses below it can be any number. All losses but two have this form:
 
     loss = - Σ weight · min(ratio · A, clipped ratio · A),   over all sampled tokens
 
-where A is the advantage. Two losses are simpler; log p is the token's log-prob:
+where A is the advantage. The two are simpler; log p is the token's log-prob:
 
     reinforce   - Σ weight · A · log p
     cispo       - Σ weight · c · A · log p,   c: the clipped ratio, as a constant
@@ -156,8 +156,10 @@ def update(
         total = 0.0
         for batch in batches:
             out = forward(policy, batch, cfg)  # log-probs of its M sampled tokens, now
-            if epoch == 0:  # sets batch.proximal, changes batch.weights: for all epochs
-                correct_for_age(batch, out, cfg)
+            if epoch == 0:  # what the ratio divides by, what old samples weigh
+                found = proximal_and_importance(batch, out, cfg)
+                batch.proximal, batch.importance = found  # [M], [M]; for all epochs
+                batch.weights = batch.weights * batch.importance
             loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
             if cfg.kl > 0:
                 penalty = kl_to_reference(policy, reference, batch, out, cfg)
@@ -165,7 +167,7 @@ def update(
             loss.backward()
             total += loss.item()
             log.add(batch, out)
-        total, grad_norm = take_step(policy, optimizer, total)
+        total, grad_norm = take_step(policy, optimizer, total)  # of all processes
         log.end_epoch()
     return log.columns | {
         "loss": total,
@@ -269,8 +271,8 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
     return Output(logprobs, entropy_for_log=entropy)
 
 
-def correct_for_age(batch: Batch, out: Output, cfg) -> None:
-    """In an update's first pass: what the ratio divides by, what old samples weigh.
+def proximal_and_importance(batch: Batch, out: Output, cfg):
+    """What the ratio divides by, and what old samples weigh: [M] and [M].
 
         behaviour   the policy that drew the samples
         proximal    the policy that the ratio divides by
@@ -278,14 +280,13 @@ def correct_for_age(batch: Batch, out: Output, cfg) -> None:
     With --importance clip the proximal policy is the behaviour policy. With none, token
     and sequence it is the one that begins this update (Hilton et al. 2022): every ratio
     of this pass is 1, so the clip bounds this update's own steps. With token and
-    sequence, batch.weights are multiplied by batch.importance, which corrects for the
-    age of the samples (fast/batches.py).
+    sequence the importance corrects for the age of the samples (fast/batches.py); else
+    it is 1. The default: clip for small models, token for large ones.
     """
     now = out.logprobs.detach()  # [M]
-    batch.proximal = batch.behaviour if cfg.importance == "clip" else now
+    proximal = batch.behaviour if cfg.importance == "clip" else now
     log_ratio = now - batch.behaviour
-    batch.importance = importance_weights(cfg.importance, log_ratio, batch.row)  # [M]
-    batch.weights = batch.weights * batch.importance
+    return proximal, importance_weights(cfg.importance, log_ratio, batch.row)
 
 
 # ----------------------------------------------------------- what update calls: 3. loss
@@ -365,8 +366,8 @@ NEEDS_LOGITS: set[str] = set()
 def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
     """Each token's probability now, over that under the proximal policy: [M].
 
-    correct_for_age says which policy that is. With one epoch and fresh samples, the
-    ratio is 1.
+    proximal_and_importance says which policy that is. With one epoch and fresh samples,
+    the ratio is 1.
     """
     return (out.logprobs - batch.proximal).exp()
 
@@ -409,9 +410,9 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    k3 (fast/batches.py) estimates the KL without bias (Schulman 2020). Its gradient, on
-    average, is that of another one, KL(reference || policy), because the samples are
-    held constant (as in Shao et al. 2024, eq. 4). Near the reference the two hardly
+    k3 (fast/batches.py) estimates the KL without bias (Schulman 2020). Averaged over
+    samples, which are held constant (as in Shao et al. 2024, eq. 4), its gradient is
+    that of the reverse, KL(reference || policy). Near the reference the two hardly
     differ.
     """
     with torch.no_grad(), with_weights(policy, reference):

@@ -13,8 +13,8 @@ What you will see, with seed 0 and 256 development tasks:
 
 and then the reward curve, drawn as text. Update 1 earns 0.06 although 19% were right
 after SFT: an evaluation takes the likeliest token each time, training draws tokens at
-random, and such replies are right less often. But 5% of them happen to spell. These are
-right more often than the others, so spelling becomes likelier.
+random, and such replies are right less often. But 5% of them happen to spell. Replies
+that spell are right more often, so spelling becomes likelier.
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. It can answer at once, and be wrong. Or it can first spell the string out
@@ -310,8 +310,9 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that a query may see: number pad[b], the first token of its row. For
-    # a query before that, which is padding: itself. With T = 4, pad = 2: 0, 1, 2, 2.
+    # The first key that a query may see: its row's first token, pad[b]. But padding
+    # sees only itself, so before pad[b] it is the query's own position: the smaller of
+    # the two. With T = 4 and pad = 2: 0, 1, 2, 2.
     first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
@@ -368,9 +369,8 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     But from the same random numbers the book draws the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # The probabilities add up to 1 but for rounding, so the target is `chance` times
-    # their sum. Rounding can make it equal to the sum. Then no token exceeds it, and
-    # the last one is taken.
+    # The last sum is 1 up to rounding, so chance is scaled by it. If the target rounds
+    # up to that sum, searchsorted returns V; clamp then takes the last token.
     target = chance[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)
@@ -562,8 +562,8 @@ def main(seed: int, updates: int) -> None:
     curve = []
     try:
         for i in range(updates):
-            # 1 sample: K replies to each of the next TASKS tasks. Each --seed has
-            # 100,000 · TASKS tasks of its own; after 1,250 seeds they begin again at 0.
+            # 1 sample: K replies to each of the next TASKS tasks. --seed s owns those
+            # from s · 100,000 · TASKS on; after 1,250 seeds they begin again at 0.
             first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
             seeds = range(first_seed, first_seed + TASKS)
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)

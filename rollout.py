@@ -7,9 +7,9 @@ The one rule is *token-exact*: we train on exactly the tokens that were sampled.
 reply's tokens are kept as they are: never decoded and tokenized again (they may come
 out differently), never rendered again (Qwen3's template drops the thinking of earlier
 turns). What the environment says next is rendered alone, and appended. fast/batches.py
-makes the mask of the loss from `sampled`. It also measures how far the log-probs of
-trainer and sampler are apart (`mismatch` in metrics.jsonl): both have the same weights,
-but compute in different ways, and round differently. More than that is a mistake.
+makes the mask of the loss from `sampled`. It also logs `mismatch`, how far the
+trainer's log-probs are from the sampler's: the weights are the same and only the order
+of computation differs, so more than rounding is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
@@ -109,7 +109,7 @@ def after_reply(
         a plain one    no tokens     ⏎user: And 2 + 2?⏎assistant:
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # the opening has described them in words, and once is enough
+        tools = None  # the opening has described them in words: not again
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -129,9 +129,9 @@ def ids_until_next_reply(
 ) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.tools, env.think)
-    # Most policies have sampled all of `end`, and missing_end is empty. GLM has no
-    # end-of-turn token: its turn ends with the header of the next message. If the
-    # policy has written that of another speaker, the right one is appended.
+    # Usually the policy has sampled all of `end`, and nothing is missing. GLM ends a
+    # turn with the header of the next speaker. If the policy wrote the header of a
+    # wrong speaker, the right one is appended after it.
     return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
@@ -195,7 +195,7 @@ def play(
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, max_prompt)
             player.cache = sample.cache if not player.episode.stop_reason else None
-        # Free the caches of those who have ended before the next turn is sampled.
+        # Both names still hold the caches of ended episodes: drop them now.
         del samples, sample
     for player in players:
         player.episode.policy_version = sampler.version

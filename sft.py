@@ -59,8 +59,8 @@ def select_demonstrations(
     """(the demonstrations to show, {name: a warning about those left out}).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
-    2. So are those with a reply of more than max_tokens, which RL would cut. But if
-       none would remain, they are shown all the same.
+    2. Those with a reply of more than max_tokens, which RL would cut, are left out,
+       too, unless that would leave none.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]

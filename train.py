@@ -45,8 +45,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate_stage(cfg, run, policy, rollouts, "before")
-        # new_env() -> an environment. guarded: if one of yours raises or hangs, only
-        # its episode fails (but if that is a demonstration, the run ends).
+        # new_env() makes an environment. It is guarded: if it raises or hangs, its
+        # episode fails and the run goes on; but a demonstration that fails ends it.
         new_env = partial(refusals.guarded, make_env, cfg, cfg.difficulty)
         seeds = settings.sft_seeds(cfg)
         # paused(): the sampler frees its memory meanwhile. learning(): gradients are
@@ -82,9 +82,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate_stage(cfg, run, policy, rollouts, "train")
         if state.updates % cfg.save_every == 0 or last or run.stop_asked():
-            run.save(
-                policy, optimizer, groups, advantages
-            )  # two groups are kept to be read
+            # two of the groups are kept, to be read
+            run.save(policy, optimizer, groups, advantages)
         run.end_if_asked()  # after Ctrl-C it has saved and ends here (see --resume)
     evaluate_stage(cfg, run, policy, rollouts, "final")
     rollouts.close()

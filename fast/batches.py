@@ -119,7 +119,7 @@ class Batch:
     behaviour: torch.Tensor  # [M] log-prob under the policy that sampled it
     advantages: torch.Tensor | None = None  # [M]
     weights: torch.Tensor | None = None  # [M] weight of the token in the loss
-    # Filled in at the first forward pass of an update (grpo.correct_for_age):
+    # Filled in at the first forward pass of an update (grpo.proximal_and_importance):
     proximal: torch.Tensor | None = None  # [M] log-prob under the denominator of the ratio
     importance: torch.Tensor | None = None  # [M] extra weight of an older policy's sample
 
