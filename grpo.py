@@ -274,14 +274,16 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
 def proximal_and_importance(batch: Batch, out: Output, cfg):
     """What the ratio divides by, and what old samples weigh: [M] and [M].
 
-        behaviour   the policy that drew the samples
-        proximal    the policy that the ratio divides by
+        --importance      the ratio divides by               extra weight
+        clip              the policy that drew the samples   1
+        none              the policy at this update's start  1
+        token, sequence   the policy at this update's start  min(now / when drawn, 2),
+                                                             per token or per episode
 
-    With --importance clip the proximal policy is the behaviour policy. With none, token
-    and sequence it is the one that begins this update (Hilton et al. 2022): every ratio
-    of this pass is 1, so the clip bounds this update's own steps. With token and
-    sequence the importance corrects for the age of the samples (fast/batches.py); else
-    it is 1. The default: clip for small models, token for large ones.
+    In the last two rows every ratio of the first pass is 1, so the clip bounds only
+    this update's own steps (Hilton et al. 2022). fast/batches.py calls the policy that
+    the ratio divides by *proximal*, and the one that drew the samples *behaviour*. The
+    default is clip for small models, token for large ones.
     """
     now = out.logprobs.detach()  # [M]
     proximal = batch.behaviour if cfg.importance == "clip" else now
@@ -346,7 +348,8 @@ def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 # To add a loss, write a function like these, and name it
 #     in LOSSES                 always; then --loss NAME
 #     in EPISODES_WEIGH_ALIKE   if every episode weighs the same, as in grpo, so that a
-#                               token weighs 1 / (N · L); else it weighs 1 / S
+#                               token weighs 1 / (N · L); else it weighs 1 / S (for
+#                               another weight, add a case to token_weights)
 #     in NEEDS_LOGITS           if it reads out.entropy or out.logits. This takes memory
 #                               for M · V numbers, and the loss then also sees the
 #                               episodes whose advantage is 0
@@ -410,10 +413,10 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     """Σ weight · KL(policy || reference), a number.
 
-    k3 (fast/batches.py) estimates the KL without bias (Schulman 2020). Averaged over
-    samples, which are held constant (as in Shao et al. 2024, eq. 4), its gradient is
-    that of the reverse, KL(reference || policy). Near the reference the two hardly
-    differ.
+    k3 (fast/batches.py) estimates KL(policy || reference) without bias (Schulman 2020).
+    Differentiated with the samples fixed, as in Shao et al. 2024, eq. 4, it does not
+    give that KL's gradient, but on average that of KL(reference || policy). Near the
+    reference the two nearly agree.
     """
     with torch.no_grad(), with_weights(policy, reference):
         reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]

@@ -2,6 +2,12 @@
 
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
+The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
+in a string. It can answer at once, and be wrong. Or it can first spell the string out
+with a running tally, and be right. Pretraining showed it both, but the good one rarely.
+Nothing tells it which is better: it plays, each reply is scored, and replies that score
+above the mean of their group are made likelier.
+
 What you will see, with seed 0 and 256 development tasks:
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells   0%
@@ -15,12 +21,6 @@ and then the reward curve, drawn as text. Update 1 earns 0.06 although 19% were 
 after SFT: an evaluation takes the likeliest token each time, training draws tokens at
 random, and such replies are right less often. But 5% of them happen to spell. Replies
 that spell are right more often, so spelling becomes likelier.
-
-The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. It can answer at once, and be wrong. Or it can first spell the string out
-with a running tally, and be right. Pretraining showed it both, but the good one rarely.
-Nothing tells it which is better: it plays, each reply is scored, and replies that score
-above the mean of their group are made likelier.
 
     task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
 
@@ -474,15 +474,15 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     when_drawn = [x for e in group for x in e.logprobs]  # row after row, as logp
     old_logp = torch.tensor(when_drawn, device=DEVICE)  # [M]
     advantage = advantages[row_of]  # [M]
-    # How likely a token is now, over how likely it was when it was drawn. With one step
-    # per batch its value is always 1, so the clip does nothing. But it is no constant:
-    # its gradient is that of logp. In a second step the clip would hold the policy near
-    # the one that drew the samples.
+    # The token's probability now, over that when it was drawn. The weights have not
+    # moved since, so its value is 1 and the clip does nothing. Its gradient is that of
+    # logp: d exp(x) = exp(x) dx. With several steps per batch the ratio leaves 1, and
+    # the clip stops it from going far.
     ratio = (logp - old_logp).exp()  # [M]
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-    # The minimum: the clip only takes gain away. A good token that is much likelier by
-    # now is pushed no further, nor is a bad one that is much less likely. A token that
-    # has moved the wrong way is pushed in full.
+    # The minimum removes the gradient in two cases only: a good token that is already
+    # likely enough (ratio > 1 + CLIP), and a bad one that is already unlikely enough
+    # (ratio < 1 - CLIP).
     gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
     # The mean over a reply's tokens: a long one weighs no more than a short one.
     length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
