@@ -371,6 +371,11 @@ TABLES: dict[str, Callable[[], str]] = {
             "held-out tasks": lambda arm: len(scores(arm)[0]),
         },
     ),
+    "real_spelt_pairs": lambda: pairs(
+        "points on short words, letters apart",
+        "real_spelt",
+        ("GRPO minus more SFT", "short", "short_sft"),
+    ),
     "real_alphabet": lambda: made(  # its lists; development tasks, then held-out ones
         arms("real_alphabet"),
         {
