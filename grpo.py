@@ -117,7 +117,7 @@ def group_advantages(
     # Rounding: 0.1 - mean([0.1] * 3) is 1e-17. A difference as small as that counts as
     # 0, or a group of equal rewards would not be skipped.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
-    centered = difference.masked_fill(tiny | ~valid, 0.0)
+    centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
     if normalize:
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)
@@ -271,19 +271,21 @@ def forward(policy: Policy, batch: Batch, cfg) -> Output:
     return Output(logprobs, entropy_for_log=entropy)
 
 
-def proximal_and_importance(batch: Batch, out: Output, cfg):
+def proximal_and_importance(
+    batch: Batch, out: Output, cfg
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the ratio divides by, and what old samples weigh: [M] and [M].
 
         --importance      the ratio divides by               extra weight
         clip              the policy that drew the samples   1
         none              the policy at this update's start  1
-        token, sequence   the policy at this update's start  min(now / when drawn, 2),
+        token, sequence   the policy at this update's start  min(now / when drawn, CAP),
                                                              per token or per episode
 
     In the last two rows every ratio of the first pass is 1, so the clip bounds only
     this update's own steps (Hilton et al. 2022). fast/batches.py calls the policy that
-    the ratio divides by *proximal*, and the one that drew the samples *behaviour*. The
-    default is clip for small models, token for large ones.
+    the ratio divides by *proximal*, and the one that drew the samples *behaviour*, and
+    has CAP. The default depends on the model (settings.py).
     """
     now = out.logprobs.detach()  # [M]
     proximal = batch.behaviour if cfg.importance == "clip" else now

@@ -437,9 +437,9 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # float64, because in float32 seven rewards of 0.7 have a mean a little beside 0.7,
-    # and divided by a std near 0 that is an advantage of 0.06. (0 and 1 would not need
-    # it.)
+    # float64, in which the mean of equal rewards is exact. In float32 seven rewards of
+    # 0.7 have a mean a little beside 0.7, and divided by a std near 0 that is an
+    # advantage of 0.06. (0 and 1 would not need it.)
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
@@ -570,9 +570,8 @@ def main(seed: int, updates: int) -> None:
             groups = play(weights_of(lora), seeds, K, chance)
 
             # 2 compare: how much better was each reply than the others of its group?
-            rewards = torch.tensor(
-                [[e.reward for e in g] for g in groups]
-            )  # [TASKS, K]
+            paid = [[e.reward for e in group] for group in groups]
+            rewards = torch.tensor(paid)  # [TASKS, K]
             advantages = advantages_of(rewards).to(DEVICE)  # [TASKS, K]
 
             # 3 learn: the better ones become likelier, the worse ones less likely.

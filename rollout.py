@@ -8,8 +8,8 @@ reply's tokens are kept as they are: never decoded and tokenized again (they may
 out differently), never rendered again (Qwen3's template drops the thinking of earlier
 turns). What the environment says next is rendered alone, and appended. fast/batches.py
 makes the mask of the loss from `sampled`. It also logs `mismatch`, how far the
-trainer's log-probs are from the sampler's: the weights are the same and only the order
-of computation differs, so more than rounding is a mistake.
+trainer's log-probs are from the sampler's: on-policy the weights are the same and only
+the order of computation differs, so more than rounding is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1

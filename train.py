@@ -55,7 +55,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
             result = sft(policy, new_env, seeds, cfg, run.end_if_asked)
         run.log_sft(result)
         run.warn(result["warnings"])  # if demonstrations are too long
-        run.warn(refusals.warn_of_prompts(policy, cfg))  # if SFT's differ from RL's
+        run.warn(refusals.prompt_warnings(policy, cfg))  # if SFT has other prompts
         evaluate_stage(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)  # what --kl compares with

@@ -473,7 +473,7 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
             raise ValueError(why)
 
 
-def warn_of_prompts(policy, cfg) -> dict[str, str]:
+def prompt_warnings(policy, cfg) -> dict[str, str]:
     """{"template": sentence} if a task's prompt in RL differs from the one in SFT, else {}.
 
     The most frequent cause is another chat template. Without an expert there is nothing to compare.

@@ -105,6 +105,8 @@ def test_tasks_questions_demonstrations_and_token_ids_are_the_books(policy):
         prompt, reply = pico.CHAT.format(ask), pico.demonstration(counts)
         assert pico.encode(prompt) == encode(policy, render(policy, messages, None, True))
         assert reply == env.expert_reply() and pico.encode(reply) == encode(policy, reply)
+    with pytest.raises(ValueError, match="no token for 'é'"):
+        pico.encode("é")
 
 
 def test_any_reply_gets_the_books_reward_and_is_seen_as_the_books_habit():
