@@ -62,6 +62,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -143,7 +144,8 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
     """Indices of episodes, cut so that rows · longest <= max_tokens (one episode may be longer).
 
     shared: a prompt that rows share is run once (fast/logprobs.py), so it counts once, and each row
-    counts only what follows it. A group's members stay together, but a group may be cut in two.
+    counts only what follows it. A group is cut only if it is too large by itself, because each of
+    its parts reads the prompt again.
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
@@ -155,7 +157,10 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
         return once + len(rows) * max(rests[n] for n in rows)
 
     by_group = lambda n: (longest[episodes[n].group], episodes[n].group, rests[n])
-    return pieces(sorted(range(len(episodes)), key=by_group), tokens, max_tokens)
+    unit = lambda n: episodes[n].group if shared else n
+    units = groupby(sorted(range(len(episodes)), key=by_group), key=unit)
+    together = pieces([list(x) for _, x in units], lambda some: tokens(sum(some, [])), max_tokens)
+    return [part for some in together for part in pieces(sum(some, []), tokens, max_tokens)]
 
 
 def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:

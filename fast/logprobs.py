@@ -16,10 +16,12 @@ Run me: `python -m fast.logprobs` compares a group with the plain way.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import groupby
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from fast.batches import pieces
@@ -27,7 +29,7 @@ from policy import Policy, logprobs_and_entropy
 
 CHUNK = 512  # tokens whose logits exist at once
 LOGITS = 2**18  # the most logits at once on a CPU, 1 MB, unless FEWEST tokens have more
-FEWEST = 32
+FEWEST = 64  # with 32, SmolLM2's head takes half as long again
 PIECE = 1024  # tokens in the layers at once on a CPU: 4,096 overflow its caches, 1.3 times slower
 
 
@@ -94,9 +96,26 @@ def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
         yield from pieces(same, lambda some: len(some) * length, most)  # noqa: B023
 
 
+def attention(lm: torch.nn.Module, keys: int):
+    """A context: inside it, attention to so many tokens is computed in the way that is fast here.
+
+    Where oneDNN multiplies float32 (fast/machine.py), flash attention is slow: it makes hundreds of
+    products that take longer to start than to compute. Written out as two products and a softmax,
+    attention to 130 tokens takes a third of its time, and to 500 as long. Flash attention took 10 s
+    of an update of SmolLM2 that lasted 36; this takes 3 (64 replies of 64 tokens, an AMD EPYC).
+    """
+    quick = torch.get_float32_matmul_precision() == "medium" and not checkpointed(lm)
+    return sdpa_kernel(SDPBackend.MATH) if quick and keys <= 512 else nullcontext()
+
+
+def checkpointed(lm: torch.nn.Module) -> bool:
+    """Will the backward pass run the layers again? Then it is outside all contexts of the first."""
+    return lm.training and lm.is_gradient_checkpointing
+
+
 def shares_prompts(lm: torch.nn.Module) -> bool:
     """Can rows attend to a prompt that was run once? Gradient checkpointing keeps no keys."""
-    return not (lm.training and lm.is_gradient_checkpointing) and attends_to_all(lm.config)
+    return not checkpointed(lm) and attends_to_all(lm.config)
 
 
 def attends_to_all(config) -> bool:
@@ -132,7 +151,8 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
     if not mask.any():
         return torch.zeros(2, 0, device=ids.device).unbind()
     lm, kind = policy.lm, ids.device.type
-    with torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16):
+    autocast = torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16)
+    with autocast, attention(lm, ids.shape[1]):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
     head, scale = lm.get_output_embeddings().weight, logit_scale(lm) / temperature
     chunk = CHUNK if kind == "cuda" else max(FEWEST, min(CHUNK, LOGITS // len(head)))

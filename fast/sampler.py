@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fast.logprobs import attends_to_all
+from fast.logprobs import attends_to_all, attention
 from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
 from policy import Policy, Sample, draw, encode, first_line, plain_logprobs, render
 
@@ -239,7 +239,7 @@ class PlainDecoder(Decoder):
 
 
 class FastDecoder(Decoder):
-    """Our forward pass for the Llama/Qwen family, on a private copy of the weights, LoRA included.
+    """Our forward pass for the Llama/Qwen family, on its own copy of the weights that learn.
 
     A small model on a CPU does little arithmetic in a step. The time goes into the microseconds
     that each operation takes to start, and into memory that is read twice. So LoRA is folded into
@@ -266,16 +266,16 @@ class FastDecoder(Decoder):
     @torch.no_grad()
     def sync(self) -> None:
         """Copy the current weights. The policy's own are only read."""
-        copy = lambda module: module.weight.clone()
+        own = lambda x: x.clone() if x.requires_grad else x  # what is frozen is shared
         self.layers = []
         for layer in self.trunk.layers:
             a, m = layer.self_attn, layer.mlp
             w = {
-                "norm1": copy(layer.input_layernorm),
+                "norm1": own(layer.input_layernorm.weight),
                 "qkv": joined(a.q_proj, a.k_proj, a.v_proj),
                 "qk_norm": None,
                 "o": joined(a.o_proj),
-                "norm2": copy(layer.post_attention_layernorm),
+                "norm2": own(layer.post_attention_layernorm.weight),
                 "gate_up": joined(m.gate_proj, m.up_proj),
                 "down": joined(m.down_proj),
             }
@@ -283,9 +283,9 @@ class FastDecoder(Decoder):
                 q_norm = a.q_norm.weight.expand(self.n_q, -1)
                 w["qk_norm"] = torch.cat([q_norm, a.k_norm.weight.expand(self.n_kv, -1)])  # [H, d]
             self.layers.append(w)
-        self.embed, self.norm = copy(self.trunk.embed_tokens), copy(self.trunk.norm)
+        self.embed, self.norm = own(self.trunk.embed_tokens.weight), own(self.trunk.norm.weight)
         head = self.lm.get_output_embeddings().weight
-        self.head = self.embed if head is self.trunk.embed_tokens.weight else head.clone()
+        self.head = self.embed if head is self.trunk.embed_tokens.weight else own(head)
 
     def begin(self, ids: torch.Tensor, caches) -> None:
         """Make the caches [L] of [2, G, Hkv, length, d]; fill in what earlier turns have read.
@@ -335,7 +335,8 @@ class FastDecoder(Decoder):
             kv = heads[:, :, n_q:].view(B, S, 2, n_kv, d)
             cache[:, :, :, begin:end] = kv.permute(2, 0, 3, 1, 4)
             q = heads[:, :, :n_q].reshape(B, S, n_kv, group, d).transpose(1, 2).flatten(2, 3)
-            out = F.scaled_dot_product_attention(q, *cache[:, :, :, :end], mask)
+            with attention(self.lm, end):
+                out = F.scaled_dot_product_attention(q, *cache[:, :, :, :end], mask)
             out = out.view(B, n_kv, S, group, d).transpose(1, 2).flatten(2)  # [B, S, Hq·d]
             x = F.linear(out, *w["o"]).add_(x)
             gate, up = F.linear(norm(x, w["norm2"]), *w["gate_up"]).chunk(2, -1)
@@ -357,7 +358,8 @@ class FastDecoder(Decoder):
 def joined(*linears) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight and bias of several projections of the same input as one."""
     bias = torch.cat([x.bias for x in linears]) if linears[0].bias is not None else None
-    return torch.cat([folded(linear) for linear in linears]), bias
+    # In memory it stands transposed: for few rows, oneDNN is 1.2 to 1.6 times as fast with that.
+    return torch.cat([folded(linear) for linear in linears]).t().contiguous().t(), bias
 
 
 def folded(linear: torch.nn.Module) -> torch.Tensor:

@@ -6,10 +6,11 @@
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
 have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, threads, AdamW,
-one optimizer step, and torch's faster way to multiply float32 matrices where it is as exact
-(fast/machine.py). No reply ends early, so each side makes tasks x k x reply tokens. Rewards
-are 0 and 1 in turn, so that every group has a signal. TRL gets what makes it fast: no
-checkpointing, no logs, and the batch and number format that you name.
+one optimizer step, torch's faster way to multiply float32 matrices where it is as exact
+(fast/machine.py), and in float32 the attention that goes with it (fast/logprobs.py). No reply ends
+early, so each side makes tasks x k x reply tokens. Rewards are 0 and 1 in turn, so that every group
+has a signal. TRL gets what makes it fast: no checkpointing, no logs, and the batch and number
+format that you name.
 
 In each round every side runs once, in its own process, which warms up before it is timed. The file
 keeps the rounds as measured, next to the arms that it had before; memory is that of the whole
@@ -33,6 +34,7 @@ import torch
 import tyro
 
 from env_letters import Letters
+from fast.logprobs import attention
 from fast.machine import peak_memory, use_cpu
 from fast.sampler import TorchSampler
 from grpo import update
@@ -152,15 +154,16 @@ def update_trl(setup: Setup) -> float:
     )
     home, dtype = policy.lm.config.name_or_path, setup.trl_dtype
     prompts = [{"prompt": new_env().reset(SEEDS + i)} for i in range(2 * setup.tasks)]
-    trl.GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(home, dtype=dtype, use_safetensors=True),
-        args=args,
-        processing_class=policy.tokenizer,
-        train_dataset=Dataset.from_list(prompts),
-        reward_funcs=reward,
-        peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"),
-        callbacks=[Timed()],
-    ).train()
+    with attention(policy.lm, 0 if dtype == "float32" else 10**9):  # bfloat16: torch's choice
+        trl.GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(home, dtype=dtype, use_safetensors=True),
+            args=args,
+            processing_class=policy.tokenizer,
+            train_dataset=Dataset.from_list(prompts),
+            reward_funcs=reward,
+            peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"),
+            callbacks=[Timed()],
+        ).train()
     return ends[1] - ends[0]
 
 
@@ -185,7 +188,7 @@ def sampling_generate(setup: Setup) -> float:
         "max_new_tokens": setup.reply,
         "pad_token_id": policy.tokenizer.pad_token_id,
     }
-    with torch.inference_mode():
+    with torch.inference_mode(), attention(policy.lm, 0):
         return seconds(lambda step: policy.lm.generate(**given, **how))
 
 

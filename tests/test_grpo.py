@@ -126,6 +126,10 @@ def test_micro_batches_hold_every_episode_once_within_the_budget(rows, budget, s
             once = sum(map(len, {prompts[n] for n in part}))
             size = once + len(part) * max(replies[n] for n in part)
         assert len(part) == 1 or size <= budget
+    for prompt in set(prompts) if shared else ():  # a group is cut only if it is too large
+        own = {n for n, one in enumerate(prompts) if one == prompt}
+        whole = len(prompt) + len(own) * max(replies[n] for n in own)
+        assert sum(not own.isdisjoint(part) for part in parts) == 1 or whole > budget
 
 
 # ------------------------------------------------------------------- a batch, and the formulas

@@ -50,8 +50,10 @@ def test_free_memory_is_the_containers_if_that_is_less(tmp_path, monkeypatch, mo
     assert machine.free_memory(tmp_path) == free
 
 
-def test_what_a_token_keeps_is_what_an_update_keeps(tiny):
+def test_what_a_token_keeps_is_what_an_update_keeps(tiny, monkeypatch):
     """Twice the tokens keep twice as much, and weights do not count."""
+    # Attention that is written out keeps its scores, a number per pair of tokens.
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
     kept = machine.kept_per_token(tiny)
     assert kept == pytest.approx(machine.kept_per_token(tiny, 64), rel=0.02)
     config = tiny.lm.config
@@ -88,9 +90,13 @@ def test_an_update_is_cut_so_that_it_fits(tiny, monkeypatch, free, typed, chosen
 # ------------------------------------------------------------------ a run keeps nothing it need not
 
 
-def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_kept(tmp_path):
+@pytest.mark.parametrize("products", ["highest", "medium"])
+def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_kept(
+    tmp_path, monkeypatch, products
+):
     """plays: (names of gradients, optimizers alive, training mode?). updates: (the sampler's cache,
     gradients?)."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
     seen = SimpleNamespace(sampler=None, plays=[], updates=[], asked=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
