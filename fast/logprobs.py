@@ -103,9 +103,11 @@ def attention(lm: torch.nn.Module, keys: int):
     products that take longer to start than to compute. Written out as two products and a softmax,
     attention to 130 tokens takes a third of its time, and to 500 as long. Flash attention took 10 s
     of an update of SmolLM2 that lasted 36; this takes 3 (64 replies of 64 tokens, an AMD EPYC).
+    Training keeps all scores in memory, so there it is for texts of half that length.
     """
-    quick = torch.get_float32_matmul_precision() == "medium" and not checkpointed(lm)
-    return sdpa_kernel(SDPBackend.MATH) if quick and keys <= 512 else nullcontext()
+    short = keys <= (256 if torch.is_grad_enabled() else 512) and not checkpointed(lm)
+    onednn = torch.get_float32_matmul_precision() == "medium"
+    return sdpa_kernel(SDPBackend.MATH) if short and onednn else nullcontext()
 
 
 def checkpointed(lm: torch.nn.Module) -> bool:
@@ -151,8 +153,10 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
     if not mask.any():
         return torch.zeros(2, 0, device=ids.device).unbind()
     lm, kind = policy.lm, ids.device.type
-    autocast = torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16)
-    with autocast, attention(lm, ids.shape[1]):
+    with (
+        torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16),
+        attention(lm, ids.shape[1]),
+    ):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
     head, scale = lm.get_output_embeddings().weight, logit_scale(lm) / temperature
     chunk = CHUNK if kind == "cuda" else max(FEWEST, min(CHUNK, LOGITS // len(head)))
