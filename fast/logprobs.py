@@ -105,9 +105,12 @@ def attention(lm: torch.nn.Module, keys: int):
     of an update of SmolLM2 that lasted 36; this takes 3 (64 replies of 64 tokens, an AMD EPYC).
     Training keeps all scores in memory, so there it is for texts of half that length.
     """
-    short = keys <= (256 if torch.is_grad_enabled() else 512) and not checkpointed(lm)
-    onednn = torch.get_float32_matmul_precision() == "medium"
-    return sdpa_kernel(SDPBackend.MATH) if short and onednn else nullcontext()
+    written_out = (
+        torch.get_float32_matmul_precision() == "medium"  # oneDNN
+        and keys <= (256 if torch.is_grad_enabled() else 512)
+        and not checkpointed(lm)
+    )
+    return sdpa_kernel(SDPBackend.MATH) if written_out else nullcontext()
 
 
 def checkpointed(lm: torch.nn.Module) -> bool:

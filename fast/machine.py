@@ -325,7 +325,7 @@ def within_reach(model: str) -> bool:
 
 # GiB of activations at once, 675 tokens of SmolLM2: one group of eight replies of 64 tokens. With
 # 496, where a group is cut and its prompt read twice, training on 64 such replies took 19.3 s
-# instead of 13.9, and the peak was the same, 3.5 GiB (two cores, twice each).
+# instead of 13.9, and the peak was the same, 3.5 GiB (grpo.update timed by hand, two cores, twice).
 ENOUGH = 1.1
 
 

@@ -325,22 +325,23 @@ class FastDecoder(Decoder):
         positions = (query.T - self.pad[:, None]).clamp(min=0)
         cos, sin = self.cos[positions], self.sin[positions]  # [B, S, 1, d] each
         x = F.embedding(ids, self.embed)  # [B, S, D]
-        for w, cache in zip(self.layers, self.caches):
-            heads = F.linear(norm(x, w["norm1"]), *w["qkv"]).view(B, S, -1, d)  # [B, S, Hq+2Hkv, d]
-            qk = heads[:, :, :n_qk]
-            if w["qk_norm"] is not None:
-                qk = norm(qk, None) * w["qk_norm"]
-            # RoPE (Su et al. 2021, §3.4) rotates the channels i and i + d/2 of a head together.
-            heads[:, :, :n_qk] = torch.addcmul(qk * cos, qk.roll(d // 2, -1), sin)
-            kv = heads[:, :, n_q:].view(B, S, 2, n_kv, d)
-            cache[:, :, :, begin:end] = kv.permute(2, 0, 3, 1, 4)
-            q = heads[:, :, :n_q].reshape(B, S, n_kv, group, d).transpose(1, 2).flatten(2, 3)
-            with attention(self.lm, end):
+        with attention(self.lm, end):
+            for w, cache in zip(self.layers, self.caches):
+                heads = F.linear(norm(x, w["norm1"]), *w["qkv"])
+                heads = heads.view(B, S, -1, d)  # [B, S, Hq+2Hkv, d]
+                qk = heads[:, :, :n_qk]
+                if w["qk_norm"] is not None:
+                    qk = norm(qk, None) * w["qk_norm"]
+                # RoPE (Su et al. 2021, §3.4) rotates the channels i and i + d/2 of a head together.
+                heads[:, :, :n_qk] = torch.addcmul(qk * cos, qk.roll(d // 2, -1), sin)
+                kv = heads[:, :, n_q:].view(B, S, 2, n_kv, d)
+                cache[:, :, :, begin:end] = kv.permute(2, 0, 3, 1, 4)
+                q = heads[:, :, :n_q].reshape(B, S, n_kv, group, d).transpose(1, 2).flatten(2, 3)
                 out = F.scaled_dot_product_attention(q, *cache[:, :, :, :end], mask)
-            out = out.view(B, n_kv, S, group, d).transpose(1, 2).flatten(2)  # [B, S, Hq·d]
-            x = F.linear(out, *w["o"]).add_(x)
-            gate, up = F.linear(norm(x, w["norm2"]), *w["gate_up"]).chunk(2, -1)
-            x = F.linear(F.silu(gate).mul_(up), *w["down"]).add_(x)
+                out = out.view(B, n_kv, S, group, d).transpose(1, 2).flatten(2)  # [B, S, Hq·d]
+                x = F.linear(out, *w["o"]).add_(x)
+                gate, up = F.linear(norm(x, w["norm2"]), *w["gate_up"]).chunk(2, -1)
+                x = F.linear(F.silu(gate).mul_(up), *w["down"]).add_(x)
         return F.linear(norm(x[:, -1], self.norm), self.head).float()
 
     def select(self, rows: torch.Tensor) -> None:
