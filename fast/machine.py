@@ -191,7 +191,11 @@ def use_cpu(device, threads: int) -> None:
     precision "medium" it uses oneDNN, which is 2.2 times as fast there and as exact. But on CPUs
     that multiply in bfloat16, "medium" means 3 digits instead of 7, and log-probs would differ from
     those of the sampler. So its error is measured here. (On a card it would mean TF32 or worse.)
+
+    oneDNN keeps code for each shape that it has multiplied, 1,024 by default, and in the sampler
+    every step has another. In a run of letters that was 4 GB more than with 64, and no faster.
     """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # read at its first product
     torch.set_num_threads(threads)
     if torch.device(device).type == "cpu":
         x, weight = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))

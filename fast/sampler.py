@@ -327,8 +327,8 @@ class FastDecoder(Decoder):
         x = F.embedding(ids, self.embed)  # [B, S, D]
         with attention(self.lm, end):
             for w, cache in zip(self.layers, self.caches):
-                heads = F.linear(norm(x, w["norm1"]), *w["qkv"])
-                heads = heads.view(B, S, -1, d)  # [B, S, Hq+2Hkv, d]
+                # [B, S, Hq+2Hkv, d]
+                heads = F.linear(norm(x, w["norm1"]), *w["qkv"]).view(B, S, -1, d)
                 qk = heads[:, :, :n_qk]
                 if w["qk_norm"] is not None:
                     qk = norm(qk, None) * w["qk_norm"]

@@ -173,8 +173,10 @@ def test_onednns_products_are_taken_on_a_cpu_where_they_are_exact(
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     before = torch.get_num_threads()
     torch.set_float32_matmul_precision("highest")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     try:
         machine.use_cpu(device, 1)
+        assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "64"  # else gigabytes of code
         assert torch.get_float32_matmul_precision() == chosen and torch.get_num_threads() == 1
     finally:
         torch.set_float32_matmul_precision("highest")
