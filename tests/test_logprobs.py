@@ -61,8 +61,9 @@ def assert_naive(policy, ids, mask, lengths: list[int], found, temperature: floa
 def test_logprobs_of_both_ways_are_those_of_a_naive_forward(
     load, monkeypatch, how, kind, lora_rank, chunk, temperature, which
 ):
-    monkeypatch.setattr(logprobs, "FEWEST", chunk)
-    monkeypatch.setattr(logprobs, "LOGITS", 0)
+    for name in ("CHUNK", "FEWEST"):
+        monkeypatch.setattr(logprobs, name, chunk)
+    monkeypatch.setattr(logprobs, "ROWS", 7 * chunk)
     policy = load(kind, lora_rank, awake=True)
     ids = random_rows(3, 12)  # [3, 12]
     mask = mask_of(which, 3, 11)  # [3, 11]
@@ -141,19 +142,51 @@ def test_an_empty_mask_gives_no_logprobs(tiny, how):
 
 
 # Once if the head is frozen; else again in the backward pass.
-@pytest.mark.parametrize("rank, times", [(4, 1), (0, 2)])
+@pytest.mark.parametrize("rank, head, times", [(4, "by_rows", 1), (0, "logprobs_and_entropy", 2)])
 def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(
-    load, monkeypatch, rank, times
+    load, monkeypatch, rank, head, times
 ):
     policy = load("qwen3", lora_rank=rank)
-    seen, real = [], logprobs.logprobs_and_entropy
-    spy = lambda logits, targets: seen.append(len(logits)) or real(logits, targets)
-    monkeypatch.setattr(logprobs, "logprobs_and_entropy", spy)
-    monkeypatch.setattr(logprobs, "FEWEST", 8)
-    monkeypatch.setattr(logprobs, "LOGITS", 0)
+    seen, real = [], getattr(logprobs, head)
+    spy = lambda *given: seen.append(len(given[-1])) or real(*given)
+    monkeypatch.setattr(logprobs, head, spy)
+    for name in ("CHUNK", "FEWEST"):
+        monkeypatch.setattr(logprobs, name, 8)
     mask = mask_of("some", 4, 39)
     token_logprobs(policy, random_rows(4, 40), mask)[0].sum().backward()
     assert max(seen) == 8 and sum(seen) == times * int(mask.sum())
+
+
+# Logits from -80 to 80, and every second token is the likeliest, so its gradient is tiny. In the
+# second case the first rows are much smaller than the later ones.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", ["random", "rising"])
+def test_a_head_in_parts_is_as_exact_as_all_logits_at_once(order, dtype):
+    torch.manual_seed(0)
+    head, hidden = (3 * torch.randn(n, 32, dtype=torch.float64) for n in (301, 40))
+    if order == "rising":
+        head = head[(head @ hidden[0]).argsort()]
+    head, hidden = head.to(dtype), hidden.to(dtype).requires_grad_()
+    tokens = torch.where(torch.arange(40) % 2 == 0, (hidden @ head.T).argmax(1), torch.arange(40))
+    exact = [x.detach().double().requires_grad_() for x in (hidden, head)]
+
+    def all_at_once(hidden, head):
+        logp = 0.5 * (hidden @ head.T).to(torch.promote_types(head.dtype, torch.float32))
+        logp = logp.log_softmax(-1)
+        return logp.gather(1, tokens[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+    def results(logprobs, entropies, hidden):
+        (gradient,) = torch.autograd.grad(logprobs.sum(), hidden)
+        return [x.detach().double() for x in (logprobs, entropies, gradient)]
+
+    right = results(*all_at_once(*exact), exact[0])
+    plain = results(*all_at_once(hidden, head), hidden)
+    parts = results(*logprobs.by_rows(head, 64, 0.5, hidden, tokens), hidden)
+    for of_parts, of_plain, true in zip(parts, plain, right):
+        error = lambda x: (x - true).abs().max()  # noqa: B023
+        assert error(of_parts) <= 1.2 * error(of_plain) + 3e-5  # 80 is rounded by 4e-6
+    of_its_size = lambda x: ((x - right[2]).norm(dim=1) / right[2].norm(dim=1))[::2].median()
+    assert of_its_size(parts[2]) <= 1.2 * of_its_size(plain[2]) + 1e-5
 
 
 @pytest.mark.parametrize(
