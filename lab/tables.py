@@ -790,7 +790,8 @@ def speeds(arms: dict) -> Iterator[list]:
         faster = times_as_fast(ends([a / b for a, b in zip(ours, rates[name])]))
         peak = max(r["mb"] for r in arm["rounds"])
         who = f"{side.replace('_', ', ')} ({package})"
-        yield [model, who, spread(ends(rates[name]), 1), faster, f"{peak:,.0f}"]
+        held = "" if side.endswith("limit") else f"{peak:,.0f}"
+        yield [model, who, spread(ends(rates[name]), 1), faster, held]
 
 
 def of_side(side: str) -> Cell:
