@@ -193,7 +193,8 @@ def use_cpu(device, threads: int) -> None:
     those of the sampler. So its error is measured here. (On a card it would mean TF32 or worse.)
 
     oneDNN keeps code for each shape that it has multiplied, 1,024 by default, and in the sampler
-    every step has another. In a run of letters that was 4 GB more than with 64, and no faster.
+    every step has another. In two runs of letters that was 1.4 and 2.9 GB more than with 64, and no
+    faster.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # read at its first product
     torch.set_num_threads(threads)
