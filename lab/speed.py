@@ -10,7 +10,8 @@ one optimizer step, torch's faster way to multiply float32 matrices where it is 
 (fast/machine.py), and in float32 the attention that goes with it (fast/logprobs.py). No reply ends
 early, so each side makes tasks x k x reply tokens. Rewards are 0 and 1 in turn, so that every group
 has a signal. TRL gets what makes it fast: no checkpointing, no logs, and the batch and number
-format that you name.
+format that you name. `update_limit` is no peer: it is the least time that the matrix products of
+our update need here.
 
 In each round every side runs once, in its own process, which warms up before it is timed. The file
 keeps the rounds as measured, next to the arms that it had before; memory is that of the whole
@@ -25,6 +26,7 @@ import time
 import timeit
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -166,7 +168,8 @@ def update_trl(setup: Setup) -> float:
     )
     home, dtype = policy.lm.config.name_or_path, setup.trl_dtype
     prompts = [{"prompt": new_env().reset(SEEDS + i)} for i in range(2 * setup.tasks)]
-    with attention(policy.lm, 0 if dtype == "float32" else 10**9):  # bfloat16: torch's choice
+    # In bfloat16 torch's own choice is faster.
+    with attention(policy.lm, 0) if dtype == "float32" else nullcontext():
         trl.GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(home, dtype=dtype, use_safetensors=True),
             args=args,

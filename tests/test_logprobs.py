@@ -61,7 +61,7 @@ def assert_naive(policy, ids, mask, lengths: list[int], found, temperature: floa
 def test_logprobs_of_both_ways_are_those_of_a_naive_forward(
     load, monkeypatch, how, kind, lora_rank, chunk, temperature, which
 ):
-    for name in ("CHUNK", "FEWEST"):
+    for name in ("CHUNK", "FEW_TOKENS"):
         monkeypatch.setattr(logprobs, name, chunk)
     monkeypatch.setattr(logprobs, "ROWS", 7 * chunk)
     policy = load(kind, lora_rank, awake=True)
@@ -150,7 +150,7 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(
     seen, real = [], getattr(logprobs, head)
     spy = lambda *given: seen.append(len(given[-1])) or real(*given)
     monkeypatch.setattr(logprobs, head, spy)
-    for name in ("CHUNK", "FEWEST"):
+    for name in ("CHUNK", "FEW_TOKENS"):
         monkeypatch.setattr(logprobs, name, 8)
     mask = mask_of("some", 4, 39)
     token_logprobs(policy, random_rows(4, 40), mask)[0].sum().backward()
