@@ -283,9 +283,12 @@ def proximal_and_importance(
                                                              per token or per episode
 
     In the last two rows every ratio of the first pass is 1, so the clip bounds only
-    this update's own steps (Hilton et al. 2022). fast/batches.py calls the policy that
-    the ratio divides by *proximal*, and the one that drew the samples *behaviour*, and
-    has CAP. The default depends on the model (settings.py).
+    this update's own steps (Hilton et al. 2022). In bfloat16, sampler and trainer round
+    differently, and clip clips fresh samples, too: SmolLM2's sums then gained 5 points
+    in place of 15 (docs/hardware.md). The default depends on the model (settings.py).
+
+    fast/batches.py calls the policy that the ratio divides by *proximal*, and the one
+    that drew the samples *behaviour*, and has CAP.
     """
     now = out.logprobs.detach()  # [M]
     proximal = batch.behaviour if cfg.importance == "clip" else now

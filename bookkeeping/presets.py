@@ -86,7 +86,6 @@ PRESETS = {
         "max_tokens": 2048,
         "eval_n": 32,
         "eval_every": 10,
-        "importance": "clip",
         "k": 8,
         "sft_lr": 1e-5,
     },

@@ -155,9 +155,9 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     return device
 
 
-# Parameters up to which a model computes in float32 on every card. GRPO gained SmolLM2 (135M) 14
-# points on an H100 in float32, as on a CPU, and 3 to 6 in bfloat16 (results/card.json); float32
-# took no more time. 200M is a guess from that one model.
+# Parameters up to which a model computes in float32 on every card. SmolLM2 (135M) took no more time
+# in it on an H200, and needs no --importance: in bfloat16 clip clips fresh samples (grpo.py;
+# results/card.json). 200M is a guess from that one model.
 SMALL = 200e6
 
 

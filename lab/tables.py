@@ -126,14 +126,6 @@ def less(ours: list, theirs: list) -> Interval:
     return over([a - b for a, b in zip(ours, theirs)])
 
 
-def on_cpu(row: dict, held_out: bool = False) -> str:
-    """The result in results/real.json of the arm and seed of a row of results/card.json."""
-    seeds = {seed["seed"]: seed for seed in read("real")["arms"][row["arm"]]["seeds"]}
-    seed = seeds[row["seed"]]
-    tasks = scores({"seeds": [seed]})[0] if held_out else numbers(seed["development"]["final"])
-    return share(sum(tasks), len(tasks))
-
-
 def share(right: float, n: int) -> str:
     return metrics.proportion(right, n).percent()
 
@@ -245,6 +237,9 @@ COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
     "gained": lambda arm: over(gained(arm)).points(),
     "n": lambda arm: len(of_seeds(arm, "final")[0]),
 }
+
+
+LEARNT = ("float32 clip", "bfloat16 token", "bfloat16 none", "bfloat16 clip")  # on a card
 
 
 def best_guess(arm: dict) -> np.ndarray:
@@ -837,23 +832,14 @@ TABLES |= {
             "training": "{gib[update]:.1f}",
         },
     ),
-    "card_learn": lambda: made(  # SmolLM2 trained on a card, in two number formats
-        [
-            {"what": arm["what"], "arm": arm["arm"]} | seed
-            for name, arm in read("card")["arms"].items()
-            if name.startswith("learn")
-            for seed in arm["seeds"]
-        ],
-        {
-            "SmolLM2 on an H100": "{what}",
-            "seed": "{seed}",
-            "after SFT": lambda row: share(row["after_sft"], row["of"]),
-            "after 80 updates": lambda row: share(row["final"], row["of"]),
-            "on two CPU cores": on_cpu,
-            "n": "{of}",
-            "held-out": lambda row: share(row["held_out"]["greedy"], row["held_out_of"]),
-            "held-out on two CPU cores": partial(on_cpu, held_out=True),
-            "held-out n": "{held_out_of}",
+    "card_learn": lambda: made(  # SmolLM2's sums in two number formats
+        arms("card", *(f"learn {how}" for how in LEARNT))
+        + stages("real", grpo="two CPU cores, float32, `--importance clip`"),
+        {"SmolLM2's sums on an H200": "{what}"}
+        | COURSE
+        | {
+            "each seed": lambda arm: per_seed(of_seeds(arm, "final"), of_seeds(arm, "after_sft")),
+            "clipped": lambda arm: f"{np.mean([s['clip_fraction'] for s in arm['seeds']]):.1%}",
         },
     ),
     "presets": lambda: made(  # memory and time of published runs, on paper

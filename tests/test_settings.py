@@ -194,7 +194,7 @@ def test_a_small_model_pays_for_errors_in_swarm_unless_another_price_is_set():
 
 PICORL = {
     "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
-    "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip", "k": 8,
+    "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "token", "k": 8,
     "sft_lr": 1e-5, "sft_steps": 50, "sft_examples": 100, "lora_rank": 32, "lora_alpha": 64,
     "loss": "grpo", "baseline": "group", "normalize": True, "kl": 0.0, "epochs": 1,
     "temperature": 1.0,
