@@ -757,41 +757,30 @@ TABLES |= {
 
 # ------------------------------------------------------------------------------- hardware
 def hardware(arm: str) -> list[dict]:
-    """The rows of an arm of results/hardware.json. A spread is [median, least, most]."""
+    """The rows of an arm of results/hardware.json."""
     return read("hardware")["arms"][arm]["rows"]
 
 
-def spread(values: list[float], digits: int = 0, unit: str = "") -> str:
-    """A median with the least and the most, if there are any."""
-    middle, *ends = (f"{value:,.{digits}f}" for value in values)
-    return f"{middle}{unit}" + (f" [{', '.join(ends)}]" if ends else "")
-
-
-def times_as_fast(values: list[float]) -> str:
-    return re.sub(r"^(\S+)(?= \[)", r"**\1**", spread(values, 1))
+def spread(values: list[float]) -> str:
+    """A median with the least and the most."""
+    return f"{statistics.median(values):,.1f} [{min(values):,.1f}, {max(values):,.1f}]"
 
 
 SPEEDS = "model | what, and whose | tokens per second | ours faster, round by round | peak MB"
 
 
 def speeds(arms: dict) -> Iterator[list]:
-    """Of arms of results/speed.json; medians [least, most] over the rounds."""
-    ends = lambda values: [statistics.median(values), min(values), max(values)]
+    """Of arms of results/speed.json, over the rounds."""
     rates = {a: [r["tokens"] / r["seconds"] for r in arm["rounds"]] for a, arm in arms.items()}
     for name, arm in arms.items():
         model, side, package = name.split(", ")
         mine = f"{model}, {side.partition('_')[0]}_ours"
         ours = next(rates[other] for other in arms if other.startswith(mine))
-        faster = times_as_fast(ends([a / b for a, b in zip(ours, rates[name])]))
+        middle, ends = spread([a / b for a, b in zip(ours, rates[name])]).split(" ", 1)
         peak = max(r["mb"] for r in arm["rounds"])
         who = f"{side.replace('_', ', ')} ({package})"
         held = "" if side.endswith("limit") else f"{peak:,.0f}"
-        yield [model, who, spread(ends(rates[name]), 1), faster, held]
-
-
-def of_side(side: str) -> Cell:
-    unit = lambda row: f" {row['unit']}" if "unit" in row else ""
-    return lambda row: spread(row[side], row.get("digits", 0), unit(row))
+        yield [model, who, spread(rates[name]), f"**{middle}** {ends}", held]
 
 
 def sampling(row: dict) -> str:
@@ -800,18 +789,7 @@ def sampling(row: dict) -> str:
 
 
 TABLES |= {
-    "speed": lambda: made(  # beside TRL, transformers and vLLM; the limit is that of the cores
-        hardware("speed"),
-        {
-            "what": "{what}",
-            "against": "{against}",
-            "theirs": of_side("theirs"),
-            "ours": of_side("ours"),
-            "times as fast, or as little [least, most]": lambda row: times_as_fast(row["ratio"]),
-            "ours, of the limit": "{of_limit:.0%}",
-        },
-    ),
-    "speed_real": lambda: table(SPEEDS, speeds(read("speed")["arms"])),
+    "speed": lambda: table(SPEEDS, speeds(read("speed")["arms"])),
     "cost": lambda: made(  # what a run of each environment costs on a CPU
         hardware("cost"),
         {
