@@ -253,8 +253,8 @@ def here(cfg, policy: Policy) -> str:
 
 # What --model auto takes on a card of at least so many GiB: the model, and settings that make an
 # update of it fit, with vLLM or without. They change how an update is computed and never what is
-# learnt. All are computed from the models' shapes and none was measured; on an H100 a 4B took two
-# thirds of what was computed (docs/hardware.md).
+# learnt. All are computed from the models' shapes and none was measured; on an H200 a 4B took 42.4
+# GiB where 43.8 were computed (docs/hardware.md).
 SMALLER, CHECKPOINTED = {"micro_tokens": 4096}, {"gradient_checkpointing": True}
 SHARE, HALF = {"vllm_memory": 0.4}, {"vllm_memory": 0.5}
 AUTO = [
