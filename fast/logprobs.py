@@ -27,11 +27,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from fast.batches import pieces
+from fast.layers import FAMILIES, attends_to_all, by_our_layers, only_lora_learns, written_out
 from policy import Policy, logprobs_and_entropy
 
 CHUNK = 512  # tokens in the head at once
 FEW_TOKENS = 64  # the same, on a CPU if the head learns; with 32 SmolLM2 takes half as long again
 ROWS = 1024  # of a frozen head at once on a CPU
+SHORT = 1024  # tokens of the longest text that our own layers train on: they need a mask
 PIECE = 1024  # tokens in the layers at once on a CPU: 4,096 overflow its caches, 1.3 times slower
 
 
@@ -55,8 +57,6 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     now, python -m lab.speed --model models/smollm2 --tasks 6 --k 16 --reply 10 --micro-tokens 992;
     two cores, twice each.)
     """
-    from transformers import DynamicCache
-
     most = PIECE if ids.device.type == "cpu" else 10**9
     ends = (mask * torch.arange(1, mask.shape[1] + 1, device=ids.device)).amax(1).tolist()
     lengths = (mask.int().argmax(1) + 1).tolist()  # [N] tokens before the first masked one
@@ -66,30 +66,71 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     saved = sum(len(prompt) * (len(rows) - 1) for prompt, rows in rows_of.items())
     if saved < 0.1 * ids.numel() or not shares_prompts(lm):
         rows_of = {(): sorted(sum(rows_of.values(), []), key=lambda n: ends[n])}
+    run = by_our_layers if ids.shape[1] <= SHORT and knows(lm) else by_the_model
     found = {}  # {row: its hidden states}
     for prompts in together(rows_of, most):
         P, firsts = len(prompts[0]), [rows_of[prompt][0] for prompt in prompts]
-        read = lm.base_model(input_ids=ids[firsts, :P], use_cache=True) if P else None
         prompt_of = {n: i for i, prompt in enumerate(prompts) for n in rows_of[prompt]}
         rows = sorted(prompt_of, key=lambda n: ends[n])
         padded = lambda some: len(some) * (ends[some[-1]] - P)  # noqa: B023
+        read = None
         for piece in pieces(rows, padded, most):
+            own = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
             last = ends[piece[-1]]  # the last row is the longest
-            hidden, cache = [], None
-            if P:
-                own = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
-                each = lambda x: x.index_select(0, own)  # noqa: B023
-                hidden.append(each(read.last_hidden_state[:, -1:]))
-                layers = read.past_key_values.layers
-                cache = DynamicCache([(each(layer.keys), each(layer.values)) for layer in layers])
-            if last > P:
-                how = {"past_key_values": cache, "use_cache": P > 0}
-                rest = lm.base_model(input_ids=ids[piece, P:last], **how)
-                hidden.append(rest.last_hidden_state)
+            hidden, read = run(lm, ids[firsts, :P], ids[piece, P:last], own, read)
             asked = mask[piece, max(0, P - 1) : last]  # [n, R], as hidden [n, R, D]
-            states = torch.cat(hidden, 1)[asked].split(asked.sum(1).tolist())
+            states = hidden[asked].split(asked.sum(1).tolist())
             found |= zip(piece, states)
     return torch.cat([found[n] for n in sorted(found)])
+
+
+def by_the_model(lm, prompts: torch.Tensor, ids: torch.Tensor, own: torch.Tensor, read=None):
+    """Hidden states of rows that go on after prompts, and what was read of the prompts.
+
+    prompts [G, P], ids [n, S], own [n]: which prompt a row continues. Returns [n, S, D], or
+    [n, 1+S, D] with the last one of the prompt (if P > 0), and `read` for the next rows.
+    """
+    from transformers import DynamicCache
+
+    hidden, cache, P = [], None, prompts.shape[1]
+    if P:
+        read = read or lm.base_model(input_ids=prompts, use_cache=True)
+        each = lambda x: x.index_select(0, own)
+        hidden.append(each(read.last_hidden_state[:, -1:]))
+        layers = read.past_key_values.layers
+        cache = DynamicCache([(each(layer.keys), each(layer.values)) for layer in layers])
+    if ids.numel():
+        more = lm.base_model(input_ids=ids, past_key_values=cache, use_cache=P > 0)
+        hidden.append(more.last_hidden_state)
+    return torch.cat(hidden, 1), read
+
+
+@lru_cache(maxsize=1)
+@torch.no_grad()
+def same_layers(lm: torch.nn.Module) -> bool:
+    """Do fast/layers.py compute what the model computes? Measured, once."""
+    ids = torch.arange(1, 17, device=lm.device)[None] * 37 % lm.config.vocab_size
+    none = ids.new_zeros(1)
+    theirs, ours = (run(lm, ids[:, :0], ids, none)[0] for run in (by_the_model, by_our_layers))
+    return bool((ours - theirs).abs().max() < 1e-3 * theirs.abs().max())
+
+
+def knows(lm: torch.nn.Module) -> bool:
+    """Does fast/layers.py train this model, here? On a card and in bfloat16 it was not tried.
+
+    Training mode brings dropout or checkpoints. And without gradients there are other weights, of a
+    reference, say, for which LoRA would be folded in twice per micro-batch.
+    """
+    return (
+        torch.is_grad_enabled()
+        and not lm.training
+        and lm.device.type == "cpu"
+        and lm.dtype == torch.float32
+        and lm.config.model_type in FAMILIES
+        and attends_to_all(lm.config)
+        and only_lora_learns(lm)
+        and same_layers(lm)
+    )
 
 
 def together(prompts: Iterable[tuple], most: int) -> Iterator[list[tuple]]:
@@ -107,12 +148,8 @@ def attention(lm: torch.nn.Module, keys: int):
     of an update of SmolLM2 that lasted 36; this takes 3 (64 replies of 64 tokens, an AMD EPYC).
     Training keeps all scores in memory, so there it is for texts of half that length.
     """
-    written_out = (
-        torch.get_float32_matmul_precision() == "medium"  # oneDNN
-        and keys <= (256 if torch.is_grad_enabled() else 512)
-        and not checkpointed(lm)
-    )
-    return sdpa_kernel(SDPBackend.MATH) if written_out else nullcontext()
+    written = written_out(keys) and not checkpointed(lm)
+    return sdpa_kernel(SDPBackend.MATH) if written else nullcontext()
 
 
 def checkpointed(lm: torch.nn.Module) -> bool:
@@ -123,15 +160,6 @@ def checkpointed(lm: torch.nn.Module) -> bool:
 def shares_prompts(lm: torch.nn.Module) -> bool:
     """Can rows attend to a prompt that was run once? Gradient checkpointing keeps no keys."""
     return not checkpointed(lm) and attends_to_all(lm.config)
-
-
-def attends_to_all(config) -> bool:
-    """Does every layer attend to all earlier tokens, at angles that ignore the text's length?"""
-    from transformers.cache_utils import DynamicCache, DynamicLayer
-
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    return kinds == {DynamicLayer} and rope.get("rope_type") not in ("dynamic", "longrope")
 
 
 # ----------------------------------------------------------------------------------------- the head

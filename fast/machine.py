@@ -192,10 +192,9 @@ def use_cpu(device, threads: int) -> None:
     that multiply in bfloat16, "medium" means 3 digits instead of 7, and log-probs would differ from
     those of the sampler. So its error is measured here. (On a card it would mean TF32 or worse.)
 
-    oneDNN keeps code for each shape that it has multiplied, 1,024 by default, and in the sampler
-    every step has another. In two runs of letters that was 1.4 and 2.9 GB more than with 64, and no
-    faster. (If all replies have 256 tokens, shapes do come again: pico_base then samples 0.87 times
-    as fast with 64.)
+    oneDNN keeps code for each shape that it has multiplied, by default for 1,024. In two runs of
+    letters that was 1.4 and 2.9 GB more than with 64, and no faster. (Then each step of the sampler
+    had its own shapes; now 32 steps share them. pico_base samples as fast either way.)
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # read at its first product
     torch.set_num_threads(threads)
@@ -329,10 +328,10 @@ def within_reach(model: str) -> bool:
 
 # ------------------------------------------------------------------------- what fits a CPU's memory
 
-# GiB of activations at once, 675 tokens of SmolLM2: one group of eight replies of 64 tokens. With
-# 496, where a group is cut and its prompt read twice, training on 64 such replies took 19.3 s
-# instead of 13.9, and the peak was the same, 3.5 GiB (grpo.update timed by hand, two cores, twice).
-ENOUGH = 1.1
+# GiB of activations at once, 690 tokens of SmolLM2: a group of eight replies of 64 tokens. Where a
+# group was cut, and its prompt read twice, training on 64 such replies took 1.4 times as long, and
+# the peak was the same (grpo.update timed by hand at commit 9f5bdb11, two cores, twice).
+ENOUGH = 0.8
 
 
 def kept_per_token(policy: Policy, tokens: int = 32) -> float:

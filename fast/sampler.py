@@ -25,10 +25,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fast.logprobs import attends_to_all, attention
+from fast.layers import FAMILIES, attends_to_all, folded_layers, forward, product, rms_norm, turns
+from fast.logprobs import attention
 from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
 from policy import Policy, Sample, draw, encode, first_line, plain_logprobs, render
 
+GROWTH = 32  # tokens by which the rows' own caches grow: products of few shapes, on dense memory
 PACK = 8  # finished rows are dropped once they are an eighth of the batch: dropping copies the rest
 
 
@@ -126,7 +128,9 @@ class TorchSampler:
                 decoder.select(torch.tensor(live, device=device))
                 rows, new, uniforms = [rows[n] for n in live], new[live], uniforms[live]
             logits = decoder.run(new[:, None])
-        decoder.caches = []  # what comes next, such as the trainer, may use their memory
+        decoder.caches = (
+            decoder.own
+        ) = []  # what comes next, such as the trainer, may use their memory
         return [samples[first : first + k] for first in range(0, len(samples), k)]
 
 
@@ -190,7 +194,7 @@ class Decoder:
         emptied. With them, 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8
         (one run).
         """
-        self.caches = []  # those of the previous batch, if it ran out of memory
+        self.caches, self.own = [], []  # those of the previous batch, if it ran out of memory
         self.pad, self.slot, self.length = pad, 0, ids.shape[1] + room
         self.begin(ids, caches)
         logits = self.run(ids[:, self.slot :])
@@ -239,21 +243,22 @@ class PlainDecoder(Decoder):
 
 
 class FastDecoder(Decoder):
-    """Our forward pass for the Llama/Qwen family, on its own copy of the weights that learn.
+    """fast/layers.py, with the weights of the last `sync`.
 
     A small model on a CPU does little arithmetic in a step. The time goes into the microseconds
-    that each operation takes to start, and into memory that is read twice. So LoRA is folded into
-    the weights; q, k and v are one product, gate and up another; there are few operations, no
-    copies.
+    that each operation takes to start, and into memory that is read twice. So there are few
+    operations, no copies, and on a CPU the samples of a prompt share its keys and values:
 
-    Shapes: G prompts of P tokens, B rows (G · k samples, fewer as they finish), S new tokens of
-    each (1 in a step), L layers, D channels, Hq query heads and Hkv key heads of d channels each,
-    a vocabulary of V.
+        caches  [2, G, Hkv, P, d]       of each layer: keys and values of a group's prompt
+        own     [2, G, Hkv, K, n, d]    those that each row has added, in room that grows
+
+    Shapes: G prompts of P tokens, at most K live rows of each, B in all (G · k, fewer as they
+    finish), S new tokens of each (1 in a step), L layers, D channels, Hq query heads and Hkv key
+    heads of d channels each, a vocabulary of V.
 
     Tried and dropped with pico_base: torch.compile around attention (0.8 of the speed), bfloat16 on
     a CPU that has it (half the speed), half of the rows in each of two threads (no gain), two
-    tokens drafted by the n-grams of the batch and checked in one step (no gain), and one copy of a
-    prompt's keys for all its rows, which needs tables of who looks where (hardly any gain).
+    tokens drafted by the n-grams of the batch and checked in one step (no gain).
     """
 
     def __init__(self, policy: Policy):
@@ -262,116 +267,150 @@ class FastDecoder(Decoder):
         self.head_dim = self.trunk.layers[0].self_attn.head_dim
         self.n_q, self.n_kv = self.config.num_attention_heads, self.config.num_key_value_heads
         self.sync()
+        # In other formats scores would be rounded, so there torch's own attention makes them.
+        self.shares = self.embed.device.type == "cpu" and self.embed.dtype == torch.float32
 
     @torch.no_grad()
     def sync(self) -> None:
         """Copy the current weights. The policy's own are only read."""
-        own = lambda x: x.clone() if x.requires_grad else x  # what is frozen is shared
-        self.layers = []
-        for layer in self.trunk.layers:
-            a, m = layer.self_attn, layer.mlp
-            w = {
-                "norm1": own(layer.input_layernorm.weight),
-                "qkv": joined(a.q_proj, a.k_proj, a.v_proj),
-                "qk_norm": None,
-                "o": joined(a.o_proj),
-                "norm2": own(layer.post_attention_layernorm.weight),
-                "gate_up": joined(m.gate_proj, m.up_proj),
-                "down": joined(m.down_proj),
-            }
-            if hasattr(a, "q_norm"):  # Qwen3 normalises queries and keys; both go through together
-                q_norm = a.q_norm.weight.expand(self.n_q, -1)
-                w["qk_norm"] = torch.cat([q_norm, a.k_norm.weight.expand(self.n_kv, -1)])  # [H, d]
-            self.layers.append(w)
+        own = lambda x: x.clone() if x.requires_grad else x
+        self.layers = []  # gives the memory back first
+        self.layers = folded_layers(self.lm)
         self.embed, self.norm = own(self.trunk.embed_tokens.weight), own(self.trunk.norm.weight)
         head = self.lm.get_output_embeddings().weight
         self.head = self.embed if head is self.trunk.embed_tokens.weight else own(head)
 
     def begin(self, ids: torch.Tensor, caches) -> None:
-        """Make the caches [L] of [2, G, Hkv, length, d]; fill in what earlier turns have read.
+        """Make the caches [L] of [2, G, Hkv, P, d]; fill in what earlier turns have read.
 
         Then `slot` is the first place that some row has not read. The rows' own caches are emptied
-        layer by layer, so no more than one layer is in memory twice.
+        layer by layer, so no more than one layer is in memory twice. If rows do not share prompts,
+        there is room for what follows.
         """
         starts = self.pad.tolist()
         ends = [start + cache[0].shape[2] for start, cache in zip(starts, caches)]
-        self.slot = min(ends, default=0)
+        self.slot, room = min(ends, default=0), ids.shape[1] if self.shares else self.length
         for _ in self.layers:
             # Zeros, because padding is masked, and 0 times garbage may be NaN.
-            layer = self.embed.new_zeros(2, len(ids), self.n_kv, self.length, self.head_dim)
+            layer = self.embed.new_zeros(2, len(ids), self.n_kv, room, self.head_dim)
             for row, cache in enumerate(caches):
                 layer[:, row, :, starts[row] : ends[row]] = cache.pop(0)
             self.caches.append(layer)
-        everywhere = torch.arange(self.length, device=ids.device)[None]
-        cos, sin = self.trunk.rotary_emb(self.embed[:1], everywhere)  # [1, length, d] each
-        self.cos, self.sin = cos[0, :, None], sin[0, :, None].clone()  # [length, 1, d]
-        self.sin[..., : self.head_dim // 2].neg_()
+        self.angles = turns(self.lm, self.length, self.embed[:1])
+        self.own, self.line = [], torch.arange(len(ids), device=ids.device)
 
     def run(self, ids: torch.Tensor) -> torch.Tensor:
         """The next tokens, ids [B, S] -> the logits after the last of them [B, V]."""
-        (B, S), n_q, n_kv, d = ids.shape, self.n_q, self.n_kv, self.head_dim
-        group, n_qk = n_q // n_kv, n_q + n_kv
-        norm = lambda x, weight: F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
-        begin, end = self.slot, self.slot + S
-        self.slot = end
-        key = torch.arange(end, device=ids.device)
-        query = key[begin:, None]  # [S, 1]
+        B, S = ids.shape
+        slots = torch.arange(self.slot, self.slot + S, device=ids.device)
+        positions = (slots - self.pad[self.line, None]).clamp(min=0).flatten()  # [B·S]
+        attend = self.attend_to_shared() if self.own else self.attend_row_by_row(slots)
+        self.slot += S
+        x = F.embedding(ids.flatten(), self.embed)  # [B·S, D]
+        angles = [x[positions] for x in self.angles]
+        with attention(self.lm, self.slot):
+            x = forward(self.config, self.layers, x, angles, attend, product)
+        last = rms_norm(self.config, x.view(B, S, -1)[:, -1], self.norm)
+        return F.linear(last, self.head).float()
+
+    def attend_row_by_row(self, slots: torch.Tensor):
+        """Attention of the tokens at these slots [S] of each row to all before them in its row."""
+        n_kv, d, S, end = self.n_kv, self.head_dim, len(slots), self.slot + len(slots)
+        key, query = torch.arange(end, device=slots.device), slots[:, None]
         # Query i sees key j if j <= i and j is not padding. Padding sees itself: no keys give NaN.
         seen = (key <= query) & (key >= self.pad[:, None, None]) | (key == query)  # [B, S, end]
         # With a mask, enable_gqa leaves a card only the kernel that writes out all scores. So the
         # queries that share a head of keys become more queries of that head; no keys are copied.
         mask = torch.where(seen, 0.0, -torch.inf).to(self.embed.dtype)
-        mask = mask.repeat_interleave(group, 1)[:, None]  # [B, 1, S·group, end]
-        positions = (query.T - self.pad[:, None]).clamp(min=0)
-        cos, sin = self.cos[positions], self.sin[positions]  # [B, S, 1, d] each
-        x = F.embedding(ids, self.embed)  # [B, S, D]
-        with attention(self.lm, end):
-            for w, cache in zip(self.layers, self.caches):
-                # [B, S, Hq+2Hkv, d]
-                heads = F.linear(norm(x, w["norm1"]), *w["qkv"]).view(B, S, -1, d)
-                qk = heads[:, :, :n_qk]
-                if w["qk_norm"] is not None:
-                    qk = norm(qk, None) * w["qk_norm"]
-                # RoPE (Su et al. 2021, §3.4) rotates the channels i and i + d/2 of a head together.
-                heads[:, :, :n_qk] = torch.addcmul(qk * cos, qk.roll(d // 2, -1), sin)
-                kv = heads[:, :, n_q:].view(B, S, 2, n_kv, d)
-                cache[:, :, :, begin:end] = kv.permute(2, 0, 3, 1, 4)
-                q = heads[:, :, :n_q].reshape(B, S, n_kv, group, d).transpose(1, 2).flatten(2, 3)
-                out = F.scaled_dot_product_attention(q, *cache[:, :, :, :end], mask)
-                out = out.view(B, n_kv, S, group, d).transpose(1, 2).flatten(2)  # [B, S, Hq·d]
-                x = F.linear(out, *w["o"]).add_(x)
-                gate, up = F.linear(norm(x, w["norm2"]), *w["gate_up"]).chunk(2, -1)
-                x = F.linear(F.silu(gate).mul_(up), *w["down"]).add_(x)
-        return F.linear(norm(x[:, -1], self.norm), self.head).float()
+        mask = mask.repeat_interleave(self.n_q // n_kv, 1)[:, None]  # [B, 1, S·group, end]
+
+        def attend(layer, q, k, v):
+            cache = self.caches[layer]
+            for kept, new in zip(cache, (k, v)):
+                kept[:, :, end - S : end] = new.view(-1, S, n_kv, d).transpose(1, 2)
+            q = q.reshape(len(self.pad), S, n_kv, -1, d).transpose(1, 2).flatten(2, 3)
+            out = F.scaled_dot_product_attention(q, *cache[:, :, :, :end], mask)
+            return out.view(len(self.pad), n_kv, S, -1, d).transpose(1, 2).reshape(len(k), -1)
+
+        return attend
+
+    def attend_to_shared(self):
+        """Attention of one token per row to its prompt and to the row's own tokens.
+
+        One product covers a prompt for all of its rows, so its keys are read from memory once and
+        not once per row (as in Hydragen, Juravsky et al. 2024, §3): on a CPU, memory is what
+        attention waits for. SmolLM2 is sampled in 0.8 of the time, pico_base in 0.7 (64 rows in
+        groups of 8, by hand, twice each).
+        """
+        G, n_kv, P, d = self.caches[0].shape[1:]
+        K, t, rows = self.columns, self.slot - P, len(self.place)
+        if t == self.own[0].shape[4]:
+            self.own = [F.pad(own, (0, 0, 0, GROWTH)) for own in self.own]
+        later = torch.arange(self.own[0].shape[4], device=self.pad.device) > t
+        mask = torch.zeros(len(later), device=later.device).masked_fill_(later, -torch.inf)
+
+        def spread(x):  # [B, H, d] -> [G, K, H, d]; nobody reads what a place without a row gets
+            if rows < G * K:
+                x = x.new_zeros(G * K, *x.shape[1:]).index_copy_(0, self.place, x)
+            return x.view(G, K, -1, d)
+
+        def attend(layer, q, k, v):
+            own, prompts = self.own[layer], self.caches[layer].view(2, -1, P, d)
+            own[0, :, :, :, t], own[1, :, :, :, t] = (spread(x).transpose(1, 2) for x in (k, v))
+            keys, values = own.view(2, G * n_kv * K, -1, d)
+            q = (spread(q) * d**-0.5).view(G, K, n_kv, -1, d).transpose(1, 2)
+            q = q.reshape(G * n_kv, -1, d)  # [G·Hkv, K·group, d]
+            far = torch.baddbmm(self.hide, q, prompts[0].mT).view(len(keys), -1, P)
+            near = (q.view(len(keys), -1, d) @ keys.mT).add_(mask)  # [G·Hkv·K, group, n]
+            weights = torch.cat([far, near], -1).softmax(-1)
+            out = (weights[..., :P].reshape(len(q), -1, P) @ prompts[1]).view(len(keys), -1, d)
+            out = torch.baddbmm(out, weights[..., P:], values)
+            out = out.view(G, n_kv, K, -1, d).transpose(1, 2).reshape(G * K, -1)  # [G·K, Hq·d]
+            return out if rows == G * K else out[self.place]
+
+        return attend
 
     def select(self, rows: torch.Tensor) -> None:
-        """Go on with these rows."""
+        """Go on with these rows, in ascending order; one may be named several times."""
+        if not self.shares:
+            self.caches = [cache.index_select(1, rows) for cache in self.caches]
+            self.pad = self.pad[rows]
+            self.line = torch.arange(len(rows), device=rows.device)
+            return
+        lines, line = self.line[rows].unique(return_inverse=True)  # of a prompt: [G], [B]
+        column = torch.arange(len(rows)) - torch.searchsorted(line, line)  # [B]
+        columns = int(column.max()) + 1
+        place = line * columns + column  # [B]: a row's place among G · K
         for n, cache in enumerate(self.caches):
-            self.caches[n] = cache.index_select(1, rows)
-        self.pad = self.pad[rows]
+            if self.own:  # [2, G, Hkv, K, n, d]
+                before = self.own[n].transpose(2, 3).flatten(1, 2)  # [2, G·K, Hkv, n, d]
+                after = before.new_zeros(2, len(lines) * columns, *before.shape[2:])
+                after[:, place] = before[:, self.place[rows]]
+                after = after.view(2, len(lines), columns, *before.shape[2:])
+                self.own[n] = after.transpose(2, 3).contiguous()
+            if len(lines) < cache.shape[1]:
+                self.caches[n] = cache.index_select(1, lines)
+        self.pad, self.line, self.place, self.columns = self.pad[lines], line, place, columns
+        G, H, P, d = self.caches[0].shape[1:]
+        self.own = self.own or [cache.new_zeros(2, G, H, columns, 0, d) for cache in self.caches]
+        padding = torch.arange(P) < self.pad[:, None, None]  # [G, 1, P]
+        hide = torch.zeros(padding.shape).masked_fill_(padding, -torch.inf)
+        self.hide = hide.repeat_interleave(H, 0)  # [G·Hkv, 1, P] is added to the scores
 
     def take(self, row: int) -> list[torch.Tensor]:
         """What this row has read, [L] of [2, Hkv, n, d], for a later `prefill`."""
-        start = self.pad[row].item()
-        return [cache[:, row, :, start : self.slot].clone() for cache in self.caches]
-
-
-def joined(*linears) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias of several projections of the same input as one."""
-    bias = torch.cat([x.bias for x in linears]) if linears[0].bias is not None else None
-    # In memory it stands transposed: for few rows, oneDNN is 1.2 to 1.6 times as fast with that.
-    return torch.cat([folded(linear) for linear in linears]).t().contiguous().t(), bias
-
-
-def folded(linear: torch.nn.Module) -> torch.Tensor:
-    """The weight [out, in] that a linear layer computes with, its LoRA included."""
-    changes = [linear.get_delta_weight(name) for name in getattr(linear, "active_adapters", ())]
-    return sum(changes, linear.weight).to(linear.weight.dtype)
+        line = self.line[row].item()
+        start, end = self.pad[line].item(), self.slot
+        read = [cache[:, line, :, start:end] for cache in self.caches]
+        if not self.own:
+            return [x.clone() for x in read]
+        column, new = self.place[row].item() % self.columns, end - self.caches[0].shape[3]
+        mine = [own[:, line, :, column, :new] for own in self.own]
+        return [torch.cat(both, 2) for both in zip(read, mine)]
 
 
 # ------------------------------------------------------------------------------------ which decoder
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers FastDecoder knows
 # In bfloat16, models of 24 and 36 layers with random weights differ from themselves by 0.03 to 0.06
 # nats if padded, and the fast decoder differs from them by 1.5 to 2.9 times as much (16 models). If
 # it forgets a norm in one layer of 36, it is more than 6 times (tests/test_sampler.py).

@@ -1,6 +1,7 @@
 """Protects the log-probs of training: those of the model, one token after the other, whatever is
 shared, cut or thrown away on the way; and gradients alike."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +106,7 @@ def four_prompts() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         ("pico", 4),
         ("pico", 0),
         ("llama_bias", 0),
+        ("llama_bias", 4),
         ("qwen2", 4),
         ("gpt2", 0),
         ("gemma2", 4),
@@ -117,21 +119,70 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     monkeypatch.setattr(logprobs, "PIECE", piece)
     policy = load(kind, lora_rank, awake=True)
     ids, mask, lengths = four_prompts()
-    logprobs.logit_scale(policy.lm)  # runs the model, once
-    seen = []
-    trunk = getattr(policy.lm, policy.lm.base_model_prefix)
-    hook = trunk.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
+    ours, seen = logprobs.knows(policy.lm), []
+
+    def spied(name, run, lm, prompts, *rest):
+        seen.append((name, (0, 0) if rest[-1] else (*prompts.shape,)))  # read before: not again
+        return run(lm, prompts, *rest)
+
+    for name in ("by_the_model", "by_our_layers"):
+        monkeypatch.setattr(logprobs, name, partial(spied, name, getattr(logprobs, name)))
     found = token_logprobs(policy, ids, mask, 0.7)[0]
-    hook.remove()
+    assert ours == (lora_rank > 0 and kind != "gemma2")
+    assert {name for name, _ in seen} == {"by_our_layers" if ours else "by_the_model"}
     assert_naive(policy, ids, mask, lengths, found)
     assert_naive(policy, ids, mask, lengths, plain_logprobs(policy, ids, mask, 0.7)[0])
+    shapes = [shape for _, shape in seen]
     if kind == "gemma2":  # sliding windows: whole rows
-        assert sum(n for n, _ in seen) == 9
+        assert {P for _, P in shapes} == {0}
     else:  # two prompts of one length run together where they fit
         nine = [(2, 9)] if piece == 1024 else [(1, 9), (1, 9)]
-        assert [shape for shape in seen if shape in ((2, 9), (1, 9), (1, 14))] == [*nine, (1, 14)]
+        assert [shape for shape in shapes if shape in ((2, 9), (1, 9), (1, 14))] == [*nine, (1, 14)]
+
+
+def test_our_layers_see_every_change_of_the_weights(load):
+    """Also one that torch's own counter of versions misses."""
+    policy = load("qwen3", 4, awake=True)
+    ids, mask, lengths = four_prompts()
+    for change in (lambda p: p.data.neg_(), lambda p: p.data.view(-1)[0].add_(0.5)):
+        token_logprobs(policy, ids, mask)
+        change(list(policy.trainable().values())[-1])
+        assert_naive(policy, ids, mask, lengths, token_logprobs(policy, ids, mask, 0.7)[0])
+
+
+def learns_a_norm(policy) -> None:
+    policy.lm.base_model.layers[1].input_layernorm.weight.requires_grad_(True)
+
+
+def has_dropout(policy) -> None:
+    q = policy.lm.base_model.layers[0].self_attn.q_proj
+    q.lora_dropout["default"] = torch.nn.Dropout(0.1)
+
+
+def has_another_activation(policy) -> None:
+    policy.lm.base_model.layers[0].mlp.act_fn = torch.nn.GELU()
+
+
+def is_in_training_mode(policy) -> None:
+    policy.model.train()
+
+
+def turns_lora_off(policy) -> None:
+    policy.model.base_model.disable_adapter_layers()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [learns_a_norm, has_dropout, has_another_activation, is_in_training_mode, turns_lora_off],
+)
+def test_a_model_that_our_layers_do_not_know_trains_by_itself(load, what):
+    policy = load("qwen3", 4, awake=True)
+    assert logprobs.knows(policy.lm)
+    logprobs.same_layers.cache_clear()
+    with torch.no_grad():  # LoRA would be folded in too often
+        assert not logprobs.knows(policy.lm)
+    what(policy)
+    assert not logprobs.knows(policy.lm)
 
 
 @pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])

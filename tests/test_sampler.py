@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fast import machine
+from fast.logprobs import token_logprobs
 from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder, sample_each
 from policy import PlainSampler, Policy, draw, load_policy
 
@@ -154,7 +155,8 @@ def test_a_cpu_decodes_as_many_rows_as_its_free_memory_has_room_for(tiny, monkey
 
 
 @pytest.mark.parametrize("decoder", [FastDecoder, PlainDecoder])
-def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder):
+def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder, monkeypatch):
+    monkeypatch.setattr("fast.sampler.GROWTH", 5)  # the rows' own caches grow often
     policy = with_stops(tiny, range(0, 1024, 16))  # rows end early and late
     prompts, k, n = random_prompts(4, 23, 9, 9, 15), 3, 30
     seeds = grid(5, k)
@@ -285,6 +287,7 @@ def test_old_weights_until_sync_and_new_ones_after(load, naive_logprobs, stir, l
     assert sampler.version == 0
     old = sampler.sample(prompts, 2, 12, 1.0, seeds)
     stir(policy, 0.2)  # all trainable weights: embeddings, norms and head too with rank 0
+    token_logprobs(policy, torch.tensor(prompts[:1]), torch.ones(1, 5, dtype=torch.bool))
     assert sampler.sample(prompts, 2, 12, 1.0, seeds) == old
     sampler.sync(1)
     new = sampler.sample(prompts, 2, 12, 1.0, seeds)
