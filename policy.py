@@ -6,8 +6,8 @@ Only A [rank, in] and B [out, rank] learn.
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains
 every weight instead. Nothing edits the base in place: folding LoRA into bfloat16
-weights and out again at every update would lose bits each time. The sampler folds it
-into a copy of its own. The embedded `models/pico_base/` (`models/pico_swarm/` for
+weights and out again at every update would lose bits each time. The files in fast/ fold
+it into a copy. The embedded `models/pico_base/` (`models/pico_swarm/` for
 swarm) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
 
 The end of this file uses a policy the plain way: it computes how likely each token of a

@@ -2,15 +2,13 @@
 
     x [T, D] -> norm -> q, k, v -> RoPE -> attend -> o ->(+ x)-> norm -> gate, up -> down ->(+ x)->
 
-T tokens stand in one line, whatever rows they belong to. q, k and v are one product, gate and up
-another, and LoRA is folded into a copy of the weights, which sampler and trainer share. Two
-functions are the caller's: `attend` knows which tokens see each other, and `product` multiplies.
+T tokens of any rows are run as one tensor [T, D]. q, k and v are one product, gate and up another,
+and LoRA is folded into a copy of the weights, which sampler and trainer share. The caller passes
+two functions: `attend` knows which tokens see each other, and `product` multiplies.
 
 Models differ in a hundred details, and this file knows four families. So fast/sampler.py and
-fast/logprobs.py compare it with the model itself, and take that one where the two differ.
-
-SmolLM2's update takes 0.8 of the time that it takes without this file (the page on hardware has the
-rounds): products cost less with LoRA folded in, and prompts and replies run together.
+fast/logprobs.py compare it with the model itself, and use the model where the two differ. Training
+SmolLM2 takes 0.8 of the time that it takes with the model (docs/hardware.md).
 
 Shapes: D channels, Hq query heads and Hkv key heads of d channels each.
 """
@@ -21,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers these are
 
@@ -63,9 +62,8 @@ def forward(
 ) -> torch.Tensor:
     """Embeddings x [T, D] -> hidden states [T, D], before the last norm.
 
-    layers: as layers_of has them, the linear layers in any form that `product` knows. angles: the
-    cos and sin of RoPE, as `turns` gives them. attend(layer, q [T, Hq, d], k, v [T, Hkv, d]) ->
-    [T, Hq·d]. product(x, weights) -> [T, out], of all weights beside each other.
+    layers: of folded_layers. angles: those of rope_angles at the positions of x, [T, 1, d] each.
+    attend(layer, q [T, Hq, d], k [T, Hkv, d], v) -> [T, Hq·d]. product(x, Linears) -> [T, out].
     """
     n_qk = config.num_attention_heads + config.num_key_value_heads
     cos, sin = angles
@@ -84,7 +82,7 @@ def forward(
     return x
 
 
-def turns(
+def rope_angles(
     lm: torch.nn.Module, length: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of RoPE at each position, [length, 1, d], in the dtype and place of `like`.
@@ -129,12 +127,12 @@ KEPT: WeakKeyDictionary = WeakKeyDictionary()
 def folded_layers(lm: torch.nn.Module) -> list[dict]:
     """The layers with the current weights, LoRA folded in; whatever is frozen is shared.
 
-    On a CPU, if LoRA is all that learns, they are kept until a weight has changed: sampler and
-    trainer need one copy, and make it once per update. To compare the weights takes 5 ms for
-    SmolLM2, and notices every change, however it was made.
+    On a CPU, if only LoRA learns, they are kept until a weight that learns has changed: sampler and
+    trainer need one copy, and make it once per update. Comparing the weights takes 5 ms for
+    SmolLM2, and also notices writes to `p.data`.
     """
-    own = lambda x: x.clone() if isinstance(x, torch.Tensor) and x.requires_grad else x
-    copy = lambda part: joined(part) if isinstance(part, tuple) else own(part)
+    cloned = lambda x: x.clone() if isinstance(x, torch.Tensor) and x.requires_grad else x
+    copy = lambda part: joined(part) if isinstance(part, tuple) else cloned(part)
     make = lambda: [{name: copy(part) for name, part in w.items()} for w in layers_of(lm)]
     if lm.device.type != "cpu" or not only_lora_learns(lm):
         return make()
@@ -165,23 +163,28 @@ def product(x: torch.Tensor, w: Linears) -> torch.Tensor:
 
 
 class LoraProduct(torch.autograd.Function):
-    """`product`, with gradients for x and for LoRA: going forward, LoRA costs nothing."""
+    """`product`, with gradients for x and for LoRA; W itself is frozen.
+
+    Written as x Wᵀ + s · (x Aᵀ) Bᵀ, LoRA takes two more products forward and four backward, and two
+    sums over [T, out]. Here it takes one forward and three backward, and the sums are in W'.
+    """
 
     @staticmethod
     def forward(ctx, x, w: Linears, scales: list, *pairs):
         """pairs: A [r, in] and B [out, r] of the first part, then of the next one, …"""
-        inside = [F.linear(x, A).mul_(s) for s, A in zip(scales, pairs[::2])]  # s · x A^T, [T, r]
+        inside = [F.linear(x, A).mul_(s) for s, A in zip(scales, pairs[::2])]  # s · x Aᵀ, [T, r]
         ctx.weight, ctx.scales = w.weight, scales
         ctx.save_for_backward(x, *inside, *pairs)
         return product(x, w)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         n, (x, *saved) = len(ctx.scales), ctx.saved_tensors
         inside, Bs = saved[:n], saved[n + 1 :: 2]
         found = []
         for g, xa, B, s in zip(grad.split([len(B) for B in Bs], 1), inside, Bs, ctx.scales):
-            behind = (g @ B).mul_(s)  # [T, r]: the gradient of x A^T
+            behind = (g @ B).mul_(s)  # [T, r]: the gradient of x Aᵀ
             found += [behind.t() @ x, g.t() @ xa]
         return grad @ ctx.weight if ctx.needs_input_grad[0] else None, None, None, *found
 
@@ -196,40 +199,43 @@ def lora_product(x: torch.Tensor, w: Linears) -> torch.Tensor:
 # ------------------------------------------------------------------------------------- the trainer
 
 
-def by_our_layers(lm, prompts: torch.Tensor, ids: torch.Tensor, own: torch.Tensor, read=None):
+def by_our_layers(lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.Tensor, read=None):
     """Hidden states of rows that go on after prompts; gradients go to LoRA alone.
 
     Arguments and results are those of logprobs.by_the_model. New prompts run together with the rows
-    that read them, in one line: [G·P + n·S, D].
+    that read them: [G·P + n·S, D].
     """
     (G, P), (n, S) = prompts.shape, ids.shape
-    read_now, D = P > 0 and read is None, lm.config.hidden_size
-    tokens, first = ids.flatten(), torch.arange(P, P + S).repeat(n)
-    if read_now:
+    reads = P > 0 and read is None
+    tokens, positions = ids.flatten(), torch.arange(P, P + S).repeat(n)
+    if reads:
         tokens = torch.cat([prompts.flatten(), tokens])
-        first = torch.cat([torch.arange(P).repeat(G), first])
+        positions = torch.cat([torch.arange(P).repeat(G), positions])
     keys = [] if read is None else read[1]  # [L] of the prompts' keys and values
-    angles = [x[first] for x in turns(lm, P + S, lm.base_model.norm.weight)]
+    angles = [x[positions] for x in rope_angles(lm, P + S, lm.base_model.norm.weight)]
     sizes = [len(tokens) - n * S, n * S]
-    each = lambda x: x.expand(n, *x.shape[1:]) if G == 1 else x.index_select(0, own)
+    of_rows = lambda x: x.expand(n, *x.shape[1:]) if G == 1 else x.index_select(0, prompt_of)
+    group = lm.config.num_attention_heads // lm.config.num_key_value_heads
+    mask, prompt_mask = later_tokens(S, P + S, group), later_tokens(P, P, group)
 
     def attend(layer, q, k, v):
         (prompt_q, q), (prompt_k, k), (prompt_v, v) = (x.split(sizes) for x in (q, k, v))
         k, v = by_head(k, n), by_head(v, n)
         out = []
-        if read_now:
+        if reads:
             keys.append((by_head(prompt_k, G), by_head(prompt_v, G)))
-            out.append(attended(prompt_q, *keys[layer]))
+            out.append(attended(prompt_q, *keys[layer], prompt_mask))
         if P:
-            k, v = (torch.cat([each(x), y], 2) for x, y in zip(keys[layer], (k, v)))
-        return torch.cat([*out, attended(q, k, v)])
+            k, v = (torch.cat([of_rows(x), y], 2) for x, y in zip(keys[layer], (k, v)))
+        return torch.cat([*out, attended(q, k, v, mask)])
 
     x = F.embedding(tokens, lm.base_model.embed_tokens.weight)
     x = forward(lm.config, folded_layers(lm), x, angles, attend, lora_product)
-    prompt, rows = rms_norm(lm.config, x, lm.base_model.norm.weight).split(sizes)
-    last = read[0] if read else prompt.view(G, P, D)[:, -1:] if P else None
-    hidden = [each(last)] if P else []
-    return torch.cat([*hidden, rows.view(n, S, D)], 1), (last, keys)
+    x = rms_norm(lm.config, x, lm.base_model.norm.weight)
+    prompt, rows = x.split(sizes)
+    if read is None:
+        read = prompt.view(G, P, x.shape[1])[:, -1:], keys  # without a prompt: [G, 0, D]
+    return torch.cat([of_rows(read[0]), rows.view(n, S, x.shape[1])], 1), read
 
 
 def by_head(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -237,14 +243,21 @@ def by_head(x: torch.Tensor, n: int) -> torch.Tensor:
     return x.view(n, len(x) // n, *x.shape[1:]).transpose(1, 2)
 
 
-def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of the last S tokens to all E: q [n·S, Hq, d], k, v [n, Hkv, E, d].
+def later_tokens(S: int, E: int, group: int) -> torch.Tensor:
+    """What is added to the scores of the last S tokens among E: -inf for those that come later.
 
-    Returns [n·S, Hq·d]. The queries that share a head of keys become more queries of that head.
+    [S·group, E]: the queries that share a head of keys become more queries of that head.
+    """
+    return torch.full((S, E), -torch.inf).triu(E - S + 1).repeat_interleave(group, 0)
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Attention of the last S tokens to all E: q [n·S, Hq, d], k, v [n, Hkv, E, d] -> [n·S, Hq·d].
+
+    mask [S·group, E] is added to the scores.
     """
     (n, n_kv, E, d), S, group = k.shape, len(q) // len(k), q.shape[1] // k.shape[1]
     q = q.reshape(n, S, n_kv, group, d).transpose(1, 2).flatten(2, 3)  # [n, Hkv, S·group, d]
-    mask = torch.full((S, E), -torch.inf).triu(E - S + 1).repeat_interleave(group, 0)
     if written_out(E):
         out = ((q * d**-0.5) @ k.mT).add_(mask).softmax(-1) @ v
     else:
@@ -253,6 +266,6 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def written_out(keys: int) -> bool:
-    """Is attention to so many tokens written out?"""
+    """Is attention to so many tokens written out? (fast/logprobs.py says why: `attention`.)"""
     most = 256 if torch.is_grad_enabled() else 512
     return torch.get_float32_matmul_precision() == "medium" and keys <= most  # medium: oneDNN

@@ -9,6 +9,7 @@ policy.plain_logprobs computes the same in ten lines. These tricks are exact up 
     run a group's prompt once, its replies attend to it    in letters rows are mostly prompt
     run rows of similar length together                    less padding; on a CPU also few enough
                                                            at once for its caches
+    run our own layers, with LoRA folded in (on a CPU)     fewer products
     logits for a chunk of tokens only                      0.8 GB (16,320 tokens, V 151,936)
     for a part of the head only, if the head is frozen,    no logits that overflow the caches, and
     and their gradient at once                             the head is run once and not twice
@@ -33,8 +34,10 @@ from policy import Policy, logprobs_and_entropy
 CHUNK = 512  # tokens in the head at once
 FEW_TOKENS = 64  # the same, on a CPU if the head learns; with 32 SmolLM2 takes half as long again
 ROWS = 1024  # of a frozen head at once on a CPU
-SHORT = 1024  # tokens of the longest text that our own layers train on: they need a mask
-PIECE = 1024  # tokens in the layers at once on a CPU: 4,096 overflow its caches, 1.3 times slower
+SHORT = 1024  # longer texts go through the model: the mask of our own layers would be large
+# Tokens of prompts, or of replies, in the layers at once on a CPU: 4,096 overflow its caches, 1.3
+# times slower.
+PIECE = 1024
 
 
 # --------------------------------------------------------------------------------------- the layers
@@ -75,19 +78,19 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
         padded = lambda some: len(some) * (ends[some[-1]] - P)  # noqa: B023
         read = None
         for piece in pieces(rows, padded, most):
-            own = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
+            prompt = torch.tensor([prompt_of[n] for n in piece], device=ids.device)
             last = ends[piece[-1]]  # the last row is the longest
-            hidden, read = run(lm, ids[firsts, :P], ids[piece, P:last], own, read)
+            hidden, read = run(lm, ids[firsts, :P], ids[piece, P:last], prompt, read)
             asked = mask[piece, max(0, P - 1) : last]  # [n, R], as hidden [n, R, D]
             states = hidden[asked].split(asked.sum(1).tolist())
             found |= zip(piece, states)
     return torch.cat([found[n] for n in sorted(found)])
 
 
-def by_the_model(lm, prompts: torch.Tensor, ids: torch.Tensor, own: torch.Tensor, read=None):
+def by_the_model(lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.Tensor, read=None):
     """Hidden states of rows that go on after prompts, and what was read of the prompts.
 
-    prompts [G, P], ids [n, S], own [n]: which prompt a row continues. Returns [n, S, D], or
+    prompts [G, P], ids [n, S], prompt_of [n]: which prompt a row continues. Returns [n, S, D], or
     [n, 1+S, D] with the last one of the prompt (if P > 0), and `read` for the next rows.
     """
     from transformers import DynamicCache
@@ -95,10 +98,10 @@ def by_the_model(lm, prompts: torch.Tensor, ids: torch.Tensor, own: torch.Tensor
     hidden, cache, P = [], None, prompts.shape[1]
     if P:
         read = read or lm.base_model(input_ids=prompts, use_cache=True)
-        each = lambda x: x.index_select(0, own)
-        hidden.append(each(read.last_hidden_state[:, -1:]))
+        of_rows = lambda x: x.index_select(0, prompt_of)
+        hidden.append(of_rows(read.last_hidden_state[:, -1:]))
         layers = read.past_key_values.layers
-        cache = DynamicCache([(each(layer.keys), each(layer.values)) for layer in layers])
+        cache = DynamicCache([(of_rows(layer.keys), of_rows(layer.values)) for layer in layers])
     if ids.numel():
         more = lm.base_model(input_ids=ids, past_key_values=cache, use_cache=P > 0)
         hidden.append(more.last_hidden_state)
@@ -108,7 +111,7 @@ def by_the_model(lm, prompts: torch.Tensor, ids: torch.Tensor, own: torch.Tensor
 @lru_cache(maxsize=1)
 @torch.no_grad()
 def same_layers(lm: torch.nn.Module) -> bool:
-    """Do fast/layers.py compute what the model computes? Measured, once."""
+    """Does fast/layers.py compute what the model computes? Measured, once."""
     ids = torch.arange(1, 17, device=lm.device)[None] * 37 % lm.config.vocab_size
     none = ids.new_zeros(1)
     theirs, ours = (run(lm, ids[:, :0], ids, none)[0] for run in (by_the_model, by_our_layers))
@@ -118,8 +121,9 @@ def same_layers(lm: torch.nn.Module) -> bool:
 def knows(lm: torch.nn.Module) -> bool:
     """Does fast/layers.py train this model, here? On a card and in bfloat16 it was not tried.
 
-    Training mode brings dropout or checkpoints. And without gradients there are other weights, of a
-    reference, say, for which LoRA would be folded in twice per micro-batch.
+    In training mode there may be dropout or checkpoints. Without gradients, the weights may be
+    those of a reference (--kl): folding them in, and then the policy's again, costs more than it
+    saves.
     """
     return (
         torch.is_grad_enabled()

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 
 from fast import parallel
-from fast.logprobs import token_logprobs
+from fast.logprobs import SHORT, token_logprobs
 from policy import BIG, EMBEDDED, PICO, PICO_SWARM, Policy, in_bfloat16, pick_device
 
 # -------------------------------------------------------------------------------------- the system
@@ -328,14 +328,18 @@ def within_reach(model: str) -> bool:
 
 # ------------------------------------------------------------------------- what fits a CPU's memory
 
-# GiB of activations at once, 690 tokens of SmolLM2: a group of eight replies of 64 tokens. Where a
-# group was cut, and its prompt read twice, training on 64 such replies took 1.4 times as long, and
-# the peak was the same (grpo.update timed by hand at commit 9f5bdb11, two cores, twice).
-ENOUGH = 0.8
+# GiB of activations at once: 960 tokens of SmolLM2, or 675 where the model itself runs, so that a
+# group of eight replies of 64 tokens is not cut. Where it was, and its prompt read twice, training
+# on 64 such replies took 1.4 times as long, and the peak was the same (grpo.update timed by hand at
+# commit 9f5bdb11, two cores, twice).
+ENOUGH = 1.1
 
 
-def kept_per_token(policy: Policy, tokens: int = 32) -> float:
-    """GiB that autograd keeps per token for the backward pass; measured on a text of `tokens`."""
+def kept_per_token(policy: Policy, longest: int, tokens: int = 32) -> float:
+    """GiB that autograd keeps per token for the backward pass; measured on a text of `tokens`.
+
+    longest: tokens of a conversation. Short ones run other layers (fast/logprobs.py).
+    """
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
     kept = {}  # {address: the storage}, so that none is counted twice
 
@@ -343,9 +347,10 @@ def kept_per_token(policy: Policy, tokens: int = 32) -> float:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
-    ids = torch.arange(tokens + 1, device=policy.device)[None]
+    ids = torch.arange(max(longest, tokens + 1), device=policy.device)[None] % 64
+    mask = (torch.arange(ids.shape[1] - 1) < tokens)[None].to(policy.device)  # no more are run
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        token_logprobs(policy, ids, torch.ones_like(ids[:, 1:], dtype=torch.bool))
+        token_logprobs(policy, ids, mask)
     return sum(kept[place].nbytes() for place in kept.keys() - weights) / tokens / 2**30
 
 
@@ -360,11 +365,15 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
         return ""
     free = free_memory() / parallel.world()
     width = lambda weights: sum(w.nbytes for w in weights) / 2**30
-    # The sampler's copy; gradients and Adam's two moments; logits and other temporaries.
-    room = free - width(policy.lm.parameters()) - 3 * width(policy.trainable().values()) - 0.5
+    # With LoRA folded in, the copy of the sampler, and the trainer's once it has made a step;
+    # gradients and Adam's two moments; logits and other temporaries.
+    copies = 2 * width(policy.lm.parameters())
+    room = free - copies - 3 * width(policy.trainable().values()) - 0.5
     # Of your own environment only these are known, and nothing of what it says between the replies.
     replies, given = TALK.get(cfg.env, (turns, opening))
-    kept, longest = kept_per_token(policy), replies * cfg.max_tokens + given
+    longest = replies * cfg.max_tokens + given
+    by_the_model = cfg.plain or cfg.gradient_checkpointing
+    kept = kept_per_token(policy, SHORT + 1 if by_the_model else longest)
     if kept * longest > room:
         cfg.gradient_checkpointing = True
     if cfg.gradient_checkpointing:  # the input of each layer, and all of one layer

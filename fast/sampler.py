@@ -25,7 +25,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fast.layers import FAMILIES, attends_to_all, folded_layers, forward, product, rms_norm, turns
+from fast.layers import (
+    FAMILIES,
+    attends_to_all,
+    folded_layers,
+    forward,
+    product,
+    rms_norm,
+    rope_angles,
+)
 from fast.logprobs import attention
 from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
 from policy import Policy, Sample, draw, encode, first_line, plain_logprobs, render
@@ -128,9 +136,7 @@ class TorchSampler:
                 decoder.select(torch.tensor(live, device=device))
                 rows, new, uniforms = [rows[n] for n in live], new[live], uniforms[live]
             logits = decoder.run(new[:, None])
-        decoder.caches = (
-            decoder.own
-        ) = []  # what comes next, such as the trainer, may use their memory
+        decoder.caches, decoder.row_caches = [], []  # the trainer, say, may use their memory
         return [samples[first : first + k] for first in range(0, len(samples), k)]
 
 
@@ -189,12 +195,15 @@ class Decoder:
     def prefill(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int, caches=()):
         """Read prompts: ids [G, P], left-padded by pad [G] -> logits [G·copies, V].
 
-        Each prompt is read once, then its keys and values are copied. room: steps that may follow.
-        caches [G][L] hold those of its first tokens, if an earlier turn has read them; they are
-        emptied. With them, 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8
-        (one run).
+        Each prompt is read once; then its rows share its keys and values, or get copies. room:
+        steps that may follow. caches [G][L] hold those of its first tokens, if an earlier turn has
+        read them; they are emptied. With them, 64 alphabet episodes of three turns took pico_base
+        2.5 s instead of 4.8 (one run).
         """
-        self.caches, self.own = [], []  # those of the previous batch, if it ran out of memory
+        self.caches, self.row_caches = (
+            [],
+            [],
+        )  # those of the previous batch, if it ran out of memory
         self.pad, self.slot, self.length = pad, 0, ids.shape[1] + room
         self.begin(ids, caches)
         logits = self.run(ids[:, self.slot :])
@@ -247,10 +256,10 @@ class FastDecoder(Decoder):
 
     A small model on a CPU does little arithmetic in a step. The time goes into the microseconds
     that each operation takes to start, and into memory that is read twice. So there are few
-    operations, no copies, and on a CPU the samples of a prompt share its keys and values:
+    operations, and on a CPU the samples of a prompt share its keys and values:
 
-        caches  [2, G, Hkv, P, d]       of each layer: keys and values of a group's prompt
-        own     [2, G, Hkv, K, n, d]    those that each row has added, in room that grows
+        caches      [2, G, Hkv, P, d]      of each layer: keys and values of a group's prompt
+        row_caches  [2, G, Hkv, K, n, d]   those that each row has added, in room that grows
 
     Shapes: G prompts of P tokens, at most K live rows of each, B in all (G · k, fewer as they
     finish), S new tokens of each (1 in a step), L layers, D channels, Hq query heads and Hkv key
@@ -267,14 +276,15 @@ class FastDecoder(Decoder):
         self.head_dim = self.trunk.layers[0].self_attn.head_dim
         self.n_q, self.n_kv = self.config.num_attention_heads, self.config.num_key_value_heads
         self.sync()
-        # In other formats scores would be rounded, so there torch's own attention makes them.
+        # In bfloat16 scores would be rounded, and on a card it was not tried: there each row has
+        # its own keys, and torch's attention.
         self.shares = self.embed.device.type == "cpu" and self.embed.dtype == torch.float32
 
     @torch.no_grad()
     def sync(self) -> None:
         """Copy the current weights. The policy's own are only read."""
         own = lambda x: x.clone() if x.requires_grad else x
-        self.layers = []  # gives the memory back first
+        self.layers = None  # first gives back the memory
         self.layers = folded_layers(self.lm)
         self.embed, self.norm = own(self.trunk.embed_tokens.weight), own(self.trunk.norm.weight)
         head = self.lm.get_output_embeddings().weight
@@ -296,15 +306,15 @@ class FastDecoder(Decoder):
             for row, cache in enumerate(caches):
                 layer[:, row, :, starts[row] : ends[row]] = cache.pop(0)
             self.caches.append(layer)
-        self.angles = turns(self.lm, self.length, self.embed[:1])
-        self.own, self.line = [], torch.arange(len(ids), device=ids.device)
+        self.angles = rope_angles(self.lm, self.length, self.embed[:1])
+        self.row_caches, self.prompt_of = [], torch.arange(len(ids), device=ids.device)
 
     def run(self, ids: torch.Tensor) -> torch.Tensor:
         """The next tokens, ids [B, S] -> the logits after the last of them [B, V]."""
         B, S = ids.shape
         slots = torch.arange(self.slot, self.slot + S, device=ids.device)
-        positions = (slots - self.pad[self.line, None]).clamp(min=0).flatten()  # [B·S]
-        attend = self.attend_to_shared() if self.own else self.attend_row_by_row(slots)
+        positions = (slots - self.pad[self.prompt_of, None]).clamp(min=0).flatten()  # [B·S]
+        attend = self.attend_to_shared() if self.row_caches else self.attend_row_by_row(slots)
         self.slot += S
         x = F.embedding(ids.flatten(), self.embed)  # [B·S, D]
         angles = [x[positions] for x in self.angles]
@@ -343,11 +353,12 @@ class FastDecoder(Decoder):
         groups of 8, by hand, twice each).
         """
         G, n_kv, P, d = self.caches[0].shape[1:]
-        K, t, rows = self.columns, self.slot - P, len(self.place)
-        if t == self.own[0].shape[4]:
-            self.own = [F.pad(own, (0, 0, 0, GROWTH)) for own in self.own]
-        later = torch.arange(self.own[0].shape[4], device=self.pad.device) > t
-        mask = torch.zeros(len(later), device=later.device).masked_fill_(later, -torch.inf)
+        K, t, rows = self.K, self.slot - P, len(self.place)
+        if t == self.row_caches[0].shape[4]:
+            for n, cache in enumerate(self.row_caches):
+                self.row_caches[n] = F.pad(cache, (0, 0, 0, GROWTH))
+        later = torch.arange(self.row_caches[0].shape[4]) > t
+        mask = torch.zeros(len(later)).masked_fill_(later, -torch.inf)
 
         def spread(x):  # [B, H, d] -> [G, K, H, d]; nobody reads what a place without a row gets
             if rows < G * K:
@@ -355,9 +366,10 @@ class FastDecoder(Decoder):
             return x.view(G, K, -1, d)
 
         def attend(layer, q, k, v):
-            own, prompts = self.own[layer], self.caches[layer].view(2, -1, P, d)
-            own[0, :, :, :, t], own[1, :, :, :, t] = (spread(x).transpose(1, 2) for x in (k, v))
-            keys, values = own.view(2, G * n_kv * K, -1, d)
+            prompts, added = self.caches[layer].view(2, -1, P, d), self.row_caches[layer]
+            for kept, new in zip(added, (k, v)):
+                kept[:, :, :, t] = spread(new).transpose(1, 2)
+            keys, values = added.view(2, G * n_kv * K, -1, d)
             q = (spread(q) * d**-0.5).view(G, K, n_kv, -1, d).transpose(1, 2)
             q = q.reshape(G * n_kv, -1, d)  # [G·Hkv, K·group, d]
             far = torch.baddbmm(self.hide, q, prompts[0].mT).view(len(keys), -1, P)
@@ -373,40 +385,43 @@ class FastDecoder(Decoder):
     def select(self, rows: torch.Tensor) -> None:
         """Go on with these rows, in ascending order; one may be named several times."""
         if not self.shares:
-            self.caches = [cache.index_select(1, rows) for cache in self.caches]
+            for n, cache in enumerate(self.caches):
+                self.caches[n] = cache.index_select(1, rows)
             self.pad = self.pad[rows]
-            self.line = torch.arange(len(rows), device=rows.device)
+            self.prompt_of = torch.arange(len(rows), device=rows.device)
             return
-        lines, line = self.line[rows].unique(return_inverse=True)  # of a prompt: [G], [B]
-        column = torch.arange(len(rows)) - torch.searchsorted(line, line)  # [B]
-        columns = int(column.max()) + 1
-        place = line * columns + column  # [B]: a row's place among G · K
+        # Prompts that still have rows [G], and which of them a row belongs to [B].
+        prompts, prompt_of = self.prompt_of[rows].unique(return_inverse=True)
+        column = torch.arange(len(rows)) - torch.searchsorted(prompt_of, prompt_of)  # [B]
+        K = int(column.max()) + 1
+        place = prompt_of * K + column  # [B]: a row's place among G · K
         for n, cache in enumerate(self.caches):
-            if self.own:  # [2, G, Hkv, K, n, d]
-                before = self.own[n].transpose(2, 3).flatten(1, 2)  # [2, G·K, Hkv, n, d]
-                after = before.new_zeros(2, len(lines) * columns, *before.shape[2:])
+            if self.row_caches:  # [2, G, Hkv, K, n, d]
+                before = self.row_caches[n].transpose(2, 3).flatten(1, 2)  # [2, G·K, Hkv, n, d]
+                after = before.new_zeros(2, len(prompts) * K, *before.shape[2:])
                 after[:, place] = before[:, self.place[rows]]
-                after = after.view(2, len(lines), columns, *before.shape[2:])
-                self.own[n] = after.transpose(2, 3).contiguous()
-            if len(lines) < cache.shape[1]:
-                self.caches[n] = cache.index_select(1, lines)
-        self.pad, self.line, self.place, self.columns = self.pad[lines], line, place, columns
+                after = after.view(2, len(prompts), K, *before.shape[2:])
+                self.row_caches[n] = after.transpose(2, 3).contiguous()
+            if len(prompts) < cache.shape[1]:
+                self.caches[n] = cache.index_select(1, prompts)
+        self.pad, self.prompt_of, self.place, self.K = self.pad[prompts], prompt_of, place, K
         G, H, P, d = self.caches[0].shape[1:]
-        self.own = self.own or [cache.new_zeros(2, G, H, columns, 0, d) for cache in self.caches]
+        if not self.row_caches:
+            self.row_caches = [cache.new_zeros(2, G, H, K, 0, d) for cache in self.caches]
         padding = torch.arange(P) < self.pad[:, None, None]  # [G, 1, P]
         hide = torch.zeros(padding.shape).masked_fill_(padding, -torch.inf)
         self.hide = hide.repeat_interleave(H, 0)  # [G·Hkv, 1, P] is added to the scores
 
     def take(self, row: int) -> list[torch.Tensor]:
         """What this row has read, [L] of [2, Hkv, n, d], for a later `prefill`."""
-        line = self.line[row].item()
-        start, end = self.pad[line].item(), self.slot
-        read = [cache[:, line, :, start:end] for cache in self.caches]
-        if not self.own:
+        prompt = self.prompt_of[row].item()
+        start, end = self.pad[prompt].item(), self.slot
+        read = [cache[:, prompt, :, start:end] for cache in self.caches]
+        if not self.row_caches:
             return [x.clone() for x in read]
-        column, new = self.place[row].item() % self.columns, end - self.caches[0].shape[3]
-        mine = [own[:, line, :, column, :new] for own in self.own]
-        return [torch.cat(both, 2) for both in zip(read, mine)]
+        column, new = self.place[row].item() % self.K, end - self.caches[0].shape[3]
+        added = [cache[:, prompt, :, column, :new] for cache in self.row_caches]
+        return [torch.cat(both, 2) for both in zip(read, added)]
 
 
 # ------------------------------------------------------------------------------------ which decoder

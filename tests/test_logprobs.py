@@ -96,6 +96,17 @@ def four_prompts() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     return ids, mask, lengths
 
 
+def spy_on_layers(monkeypatch, seen: list) -> None:
+    """seen: (whose layers ran, [prompts, their length]) of each call."""
+
+    def spied(name, run, lm, prompts, *rest):
+        seen.append((name, (0, 0) if rest[-1] else (*prompts.shape,)))  # read before: not again
+        return run(lm, prompts, *rest)
+
+    for name in ("by_the_model", "by_our_layers"):
+        monkeypatch.setattr(logprobs, name, partial(spied, name, getattr(logprobs, name)))
+
+
 # Where oneDNN multiplies ("medium"), attention is written out.
 @pytest.mark.parametrize("products", ["highest", "medium"])
 @pytest.mark.parametrize("piece", [1, 12, 1024])
@@ -121,12 +132,7 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     ids, mask, lengths = four_prompts()
     ours, seen = logprobs.knows(policy.lm), []
 
-    def spied(name, run, lm, prompts, *rest):
-        seen.append((name, (0, 0) if rest[-1] else (*prompts.shape,)))  # read before: not again
-        return run(lm, prompts, *rest)
-
-    for name in ("by_the_model", "by_our_layers"):
-        monkeypatch.setattr(logprobs, name, partial(spied, name, getattr(logprobs, name)))
+    spy_on_layers(monkeypatch, seen)
     found = token_logprobs(policy, ids, mask, 0.7)[0]
     assert ours == (lora_rank > 0 and kind != "gemma2")
     assert {name for name, _ in seen} == {"by_our_layers" if ours else "by_the_model"}
@@ -148,6 +154,17 @@ def test_our_layers_see_every_change_of_the_weights(load):
         token_logprobs(policy, ids, mask)
         change(list(policy.trainable().values())[-1])
         assert_naive(policy, ids, mask, lengths, token_logprobs(policy, ids, mask, 0.7)[0])
+
+
+def test_long_texts_go_through_the_model(load, monkeypatch):
+    policy, (ids, mask, _), seen = load("qwen3", 4, awake=True), four_prompts(), []
+    assert logprobs.knows(policy.lm)
+    spy_on_layers(monkeypatch, seen)
+    for short, name in ((ids.shape[1], "by_our_layers"), (ids.shape[1] - 1, "by_the_model")):
+        monkeypatch.setattr(logprobs, "SHORT", short)
+        seen.clear()
+        token_logprobs(policy, ids, mask)
+        assert {who for who, _ in seen} == {name}
 
 
 def learns_a_norm(policy) -> None:

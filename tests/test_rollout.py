@@ -395,7 +395,9 @@ def test_episodes_depend_on_neither_batch_nor_rows_nor_caches(pico, temperature)
     assert len(turns) > 1 and max(turns) == 3  # premise
     plain = TorchSampler(pico)
     plain.decoder = PlainDecoder(pico)
-    for sampler in (plain, forgetful(TorchSampler(pico)), TorchSampler(pico, max_rows=2)):
+    apart = TorchSampler(pico)
+    apart.decoder.shares = False  # as on a card: each row has its own keys
+    for sampler in (plain, apart, forgetful(TorchSampler(pico)), TorchSampler(pico, max_rows=2)):
         assert_same(run(sampler, [10, 11, 12], 2), together, 2)
     assert_same(run(TorchSampler(pico), [12], 1), together[2:], 1)
     assert_same(run(TorchSampler(pico, max_rows=3), [12, 11, 10], 2), together[::-1], 2)

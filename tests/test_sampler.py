@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fast import machine
+from fast.layers import folded_layers
 from fast.logprobs import token_logprobs
 from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder, sample_each
 from policy import PlainSampler, Policy, draw, load_policy
@@ -154,7 +155,14 @@ def test_a_cpu_decodes_as_many_rows_as_its_free_memory_has_room_for(tiny, monkey
 # --------------------------------------------------------------------------- same seed, same sample
 
 
-@pytest.mark.parametrize("decoder", [FastDecoder, PlainDecoder])
+def on_a_card(policy) -> FastDecoder:
+    """Each row has its own keys, also those of the prompt."""
+    decoder = FastDecoder(policy)
+    decoder.shares = False
+    return decoder
+
+
+@pytest.mark.parametrize("decoder", [FastDecoder, on_a_card, PlainDecoder])
 def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder, monkeypatch):
     monkeypatch.setattr("fast.sampler.GROWTH", 5)  # the rows' own caches grow often
     policy = with_stops(tiny, range(0, 1024, 16))  # rows end early and late
@@ -290,6 +298,8 @@ def test_old_weights_until_sync_and_new_ones_after(load, naive_logprobs, stir, l
     token_logprobs(policy, torch.tensor(prompts[:1]), torch.ones(1, 5, dtype=torch.bool))
     assert sampler.sample(prompts, 2, 12, 1.0, seeds) == old
     sampler.sync(1)
+    if lora_rank:  # sampler and trainer share one copy
+        assert sampler.decoder.layers is folded_layers(policy.lm)
     new = sampler.sample(prompts, 2, 12, 1.0, seeds)
     assert new != old and sampler.version == 1
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, new, 1.0)
