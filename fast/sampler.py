@@ -19,7 +19,7 @@ Run me: `python -m fast.sampler` samples four answers to one question and checks
 """
 
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -45,8 +45,6 @@ PACK = 8  # finished rows are dropped once they are an eighth of the batch: drop
 class TorchSampler:
     """`sample` is the interface that all engines share; `sync` fetches the newest weights."""
 
-    asleep = nullcontext  # it holds no caches while the trainer works
-
     def __init__(self, policy: Policy, max_rows: int = 256):
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
@@ -65,6 +63,12 @@ class TorchSampler:
         """Sample from the policy's current weights from now on."""
         self.decoder.sync()
         self.version = version
+
+    @contextmanager
+    def asleep(self):
+        """While the trainer works, it holds neither caches nor weights: `sync` before sampling."""
+        self.decoder.layers = None
+        yield
 
     @torch.inference_mode()
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):

@@ -107,6 +107,8 @@ def never_sync(right, sampler, version):
     """The sampler keeps SFT's weights: an adapter under a name that the engine has cached."""
     if version == 0:
         right(sampler, version)
+        sampler.cached = sampler.decoder.layers
+    sampler.decoder.layers = sampler.cached
     sampler.version = version  # it claims to be new
 
 

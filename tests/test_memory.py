@@ -124,7 +124,7 @@ def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_
 
     def update(policy, *args, real=train.update, **kwargs):
         decoder = seen.sampler.decoder
-        held = [*decoder.caches, *decoder.row_caches]
+        held = [*decoder.caches, *decoder.row_caches, *(decoder.layers or [])]
         stats = real(policy, *args, **kwargs)
         seen.updates.append((held, any(p.grad is not None for p in policy.model.parameters())))
         return stats
