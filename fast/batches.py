@@ -262,8 +262,8 @@ class UpdateLog:
         # If log-probs differ from the sampler's, how far do two equal passes differ? Measured at
         # the first pass only, if no sample is stale; it costs a healthy run nothing.
         if self.look_twice and of_token["mismatch"].mean() > self.found["rounding"]:
-            # With gradients: without them other layers may run (fast/logprobs.py, knows).
-            again = self.forward(self.policy, batch, self.cfg).logprobs.detach()
+            with torch.no_grad():
+                again = self.forward(self.policy, batch, self.cfg).logprobs
             self.found["twice"] = (again - logprobs).abs().mean().item()
         self.look_twice = False
 

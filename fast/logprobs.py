@@ -121,13 +121,11 @@ def same_layers(lm: torch.nn.Module) -> bool:
 def knows(lm: torch.nn.Module) -> bool:
     """Does fast/layers.py train this model, here? On a card and in bfloat16 it was not tried.
 
-    In training mode there may be dropout or checkpoints. Without gradients, the weights may be
-    those of a reference (--kl): folding them in, and then the policy's again, costs more than it
-    saves.
+    In training mode there may be dropout or checkpoints. A reference (--kl) runs the same layers,
+    so that its KL is exactly 0 at first; its weights are folded in anew for each micro-batch.
     """
     return (
-        torch.is_grad_enabled()
-        and not lm.training
+        not lm.training
         and lm.device.type == "cpu"
         and lm.dtype == torch.float32
         and lm.config.model_type in FAMILIES
