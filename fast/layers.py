@@ -209,9 +209,9 @@ def by_our_layers(lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch
     that read them: [G·P + n·S, D].
     """
     (G, P), (n, S) = prompts.shape, ids.shape
-    reads = P > 0 and read is None
+    new_prompts = P > 0 and read is None
     tokens, positions = ids.flatten(), torch.arange(P, P + S).repeat(n)
-    if reads:
+    if new_prompts:
         tokens = torch.cat([prompts.flatten(), tokens])
         positions = torch.cat([torch.arange(P).repeat(G), positions])
     keys = [] if read is None else read[1]  # [L] of the prompts' keys and values
@@ -219,13 +219,13 @@ def by_our_layers(lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch
     sizes = [len(tokens) - n * S, n * S]
     of_rows = lambda x: x.expand(n, *x.shape[1:]) if G == 1 else x.index_select(0, prompt_of)
     group = lm.config.num_attention_heads // lm.config.num_key_value_heads
-    mask, prompt_mask = later_tokens(S, P + S, group), later_tokens(P, P, group)
+    mask, prompt_mask = causal_mask(S, P + S, group), causal_mask(P, P, group)
 
     def attend(layer, q, k, v):
         (prompt_q, q), (prompt_k, k), (prompt_v, v) = (x.split(sizes) for x in (q, k, v))
         k, v = by_head(k, n), by_head(v, n)
         out = []
-        if reads:
+        if new_prompts:
             keys.append((by_head(prompt_k, G), by_head(prompt_v, G)))
             out.append(attended(prompt_q, *keys[layer], prompt_mask))
         if P:
@@ -246,10 +246,10 @@ def by_head(x: torch.Tensor, n: int) -> torch.Tensor:
     return x.view(n, len(x) // n, *x.shape[1:]).transpose(1, 2)
 
 
-def later_tokens(S: int, E: int, group: int) -> torch.Tensor:
-    """What is added to the scores of the last S tokens among E: -inf for those that come later.
+def causal_mask(S: int, E: int, group: int) -> torch.Tensor:
+    """What is added to the scores of the last S tokens among E: -inf for tokens that come later.
 
-    [S·group, E]: the queries that share a head of keys become more queries of that head.
+    Returns [S·group, E]: queries that share a head of keys become more queries of that head.
     """
     return torch.full((S, E), -torch.inf).triu(E - S + 1).repeat_interleave(group, 0)
 

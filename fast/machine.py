@@ -328,10 +328,10 @@ def within_reach(model: str) -> bool:
 
 # ------------------------------------------------------------------------- what fits a CPU's memory
 
-# GiB of activations at once, 690 tokens of SmolLM2: a group of eight replies of 64 tokens. Where a
+# GiB of activations at once, 680 tokens of SmolLM2: a group of eight replies of 64 tokens. Where a
 # group was cut, and its prompt read twice, training on 64 such replies took 1.4 times as long, and
 # the peak was the same (grpo.update timed by hand at commit 9f5bdb11, two cores, twice).
-ENOUGH = 0.8
+ENOUGH = 0.9
 
 
 def kept_per_token(policy: Policy, longest: int, tokens: int = 32) -> float:
@@ -364,9 +364,9 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
         return ""
     free = free_memory() / parallel.world()
     width = lambda weights: sum(w.nbytes for w in weights) / 2**30
-    # Copies with LoRA folded in: one, or the second process has its own, too. Gradients and Adam's
-    # two moments; logits and other temporaries.
-    copies = (1 + bool(cfg.async_rollouts)) * width(policy.lm.parameters())
+    # Copies with LoRA folded in: one, and one more of a second process or of a reference. Gradients
+    # and Adam's two moments; logits and other temporaries.
+    copies = (1 + bool(cfg.async_rollouts or cfg.kl)) * width(policy.lm.parameters())
     room = free - copies - 3 * width(policy.trainable().values()) - 0.5
     # Of your own environment only these are known, and nothing of what it says between the replies.
     replies, given = TALK.get(cfg.env, (turns, opening))

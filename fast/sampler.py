@@ -204,10 +204,7 @@ class Decoder:
         read them; they are emptied. With them, 64 alphabet episodes of three turns took pico_base
         2.5 s instead of 4.8 (one run).
         """
-        self.caches, self.row_caches = (
-            [],
-            [],
-        )  # those of the previous batch, if it ran out of memory
+        self.caches, self.row_caches = [], []  # drops the last batch's, if it ran out of memory
         self.pad, self.slot, self.length = pad, 0, ids.shape[1] + room
         self.begin(ids, caches)
         logits = self.run(ids[:, self.slot :])

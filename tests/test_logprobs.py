@@ -97,11 +97,12 @@ def four_prompts() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
 
 
 def spy_on_layers(monkeypatch, seen: list) -> None:
-    """seen: (whose layers ran, [prompts, their length]) of each call."""
+    """seen: (whose layers ran, rows, [prompts, their length]) of each call."""
 
-    def spied(name, run, lm, prompts, *rest):
-        seen.append((name, (0, 0) if rest[-1] else (*prompts.shape,)))  # read before: not again
-        return run(lm, prompts, *rest)
+    def spied(name, run, lm, prompts, ids, prompt_of, read):
+        read_now = (0, 0) if read else (*prompts.shape,)  # read before: not again
+        seen.append((name, len(ids), read_now))
+        return run(lm, prompts, ids, prompt_of, read)
 
     for name in ("by_the_model", "by_our_layers"):
         monkeypatch.setattr(logprobs, name, partial(spied, name, getattr(logprobs, name)))
@@ -131,16 +132,15 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     policy = load(kind, lora_rank, awake=True)
     ids, mask, lengths = four_prompts()
     ours, seen = logprobs.knows(policy.lm), []
-
     spy_on_layers(monkeypatch, seen)
     found = token_logprobs(policy, ids, mask, 0.7)[0]
     assert ours == (lora_rank > 0 and kind != "gemma2")
-    assert {name for name, _ in seen} == {"by_our_layers" if ours else "by_the_model"}
+    assert {name for name, *_ in seen} == {"by_our_layers" if ours else "by_the_model"}
     assert_naive(policy, ids, mask, lengths, found)
     assert_naive(policy, ids, mask, lengths, plain_logprobs(policy, ids, mask, 0.7)[0])
-    shapes = [shape for _, shape in seen]
+    shapes = [shape for *_, shape in seen]
     if kind == "gemma2":  # sliding windows: whole rows
-        assert {P for _, P in shapes} == {0}
+        assert sum(rows for _, rows, _ in seen) == 9 and {P for _, P in shapes} == {0}
     else:  # two prompts of one length run together where they fit
         nine = [(2, 9)] if piece == 1024 else [(1, 9), (1, 9)]
         assert [shape for shape in shapes if shape in ((2, 9), (1, 9), (1, 14))] == [*nine, (1, 14)]
@@ -164,7 +164,7 @@ def test_long_texts_go_through_the_model(load, monkeypatch):
         monkeypatch.setattr(logprobs, "SHORT", short)
         seen.clear()
         token_logprobs(policy, ids, mask)
-        assert {who for who, _ in seen} == {name}
+        assert {who for who, *_ in seen} == {name}
 
 
 def learns_a_norm(policy) -> None:

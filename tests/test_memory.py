@@ -57,7 +57,8 @@ def test_what_a_token_keeps_is_what_an_update_keeps(load, monkeypatch, lora_rank
     # Attention that is written out keeps its scores, a number per pair of tokens.
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
     kept = machine.kept_per_token(policy, 100)
-    assert kept == pytest.approx(machine.kept_per_token(policy, 100, 64), rel=0.06)  # a mask
+    exact = 0.06 if lora_rank else 0.02  # our own layers keep a mask
+    assert kept == pytest.approx(machine.kept_per_token(policy, 100, 64), rel=exact)
     # With LoRA, long conversations run other layers, which keep something else.
     assert (machine.kept_per_token(policy, 2000) != kept) == (lora_rank > 0)
     config = policy.lm.config
@@ -76,9 +77,8 @@ def test_what_a_token_keeps_is_what_an_update_keeps(load, monkeypatch, lora_rank
     ],
 )
 def test_an_update_is_cut_so_that_it_fits(tiny, monkeypatch, free, typed, chosen):
-    monkeypatch.setattr(
-        machine, "kept_per_token", lambda policy, longest: 2**-14
-    )  # 16,384 tokens a GiB
+    per_token = 2**-14  # 16,384 tokens a GiB
+    monkeypatch.setattr(machine, "kept_per_token", lambda policy, longest: per_token)
     weights = sum(p.nbytes for p in tiny.lm.parameters()) / 2**30
     learn = sum(p.nbytes for p in tiny.trainable().values()) / 2**30
     monkeypatch.setattr(machine, "free_memory", lambda: free + weights + 3 * learn)
