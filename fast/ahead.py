@@ -123,7 +123,7 @@ class InTurn:
         with self.sampler.asleep():  # the time to fall asleep counts, too
             yield
         self.seconds["train"] = time.monotonic() - started
-        if sum(self.seconds.values()) > 5:  # takes 0.08 s: too long for an update of letters
+        if sum(self.seconds.values()) > 2:  # takes 0.08 s: too long for an update of letters
             machine.give_back_memory()
 
     def close(self) -> None:
