@@ -17,50 +17,26 @@ clipping never acts.
 
 Watch the reward and grad_norm, not the printed loss. With grpo that is minus the mean
 advantage, so it is about 0 in every update, while its gradient is not. With most of the
-other losses below it can be any number. All losses but two have this form:
+other losses it can be any number. Every loss has this form:
 
-    loss = - Σ weight · min(ratio · A, clipped ratio · A),   over all sampled tokens
+    loss = - Σ weight · gain,   over all sampled tokens of the batch
 
-where A is the advantage. The two are simpler; log p is the token's log-prob:
-
-    reinforce   - Σ weight · A · log p
-    cispo       - Σ weight · c · A · log p,   c: the clipped ratio, as a constant
-
-The losses differ in three things:
-
-    ratio    one per token, or one for the whole episode
-    clip     the range that the ratio is clipped to: ε below 1, ε or ε_high above
-    weight   of each token, made of
-                 N     episodes in the batch
-                 S     sampled tokens in the batch
-                 L     sampled tokens in the token's own episode
-                 max   --max-tokens
-
-    name        ratio            clip               weight         source
-    reinforce   none             none               1 / S          Williams 1992
-    grpo        token            [1-ε, 1+ε]         1 / (N · L)    Shao 2024, eq. 3
-    dr_grpo     token            [1-ε, 1+ε]         1 / (N · max)  Liu 2025, §3.2
-    dapo        token            [1-ε, 1+ε_high]    1 / S          Yu 2025, eq. 8
-    gspo        episode          [1-ε, 1+ε_high]    1 / (N · L)    Zheng 2025, eq. 5
-    cispo       token            ratio <= 1+ε_high  1 / S          MiniMax 2025, eq. 4
-
-dr_grpo also does not divide the advantages by the std. Weights are computed once, over
-the whole batch, so cutting it into micro-batches cannot change the gradient. Samples
-from an older policy, or from another engine, get one more weight: fast/batches.py
-(--importance).
+LOSSES is the table of them: how a token's gain follows from its advantage, and what it
+weighs. Weights are computed once, over the whole batch, so cutting it into
+micro-batches cannot change the gradient.
 
 Run me: `python grpo.py` works the example through, number by number.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from fast import parallel
-from fast.batches import Batch, UpdateLog, collate, cut, importance_weights, k3
-from fast.logprobs import shares_prompts, token_logprobs
-from policy import Policy, logprobs_and_entropy, plain_logits, with_weights
+from batch import Batch, collate, cut
+from policy import PLAIN, How, Output, Policy, with_weights
 from rollout import Episode
 
 MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
@@ -69,23 +45,49 @@ MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the polic
 # --------------------------------------------------------------------------- advantages
 
 
-def compute_advantages(groups: list[list[Episode]], cfg) -> torch.Tensor:
-    """Advantages of a batch [G, k]: how much better each episode was than its group.
+def compute_advantages(groups: list[list[Episode]], cfg) -> None:
+    """Set Episode.advantages, one number per sampled token, for a batch of groups.
 
-    The arithmetic is in group_advantages. A baseline of your own that needs only
-    rewards goes there; one that needs the episodes (their lengths, say) goes here.
-    Failed episodes get 0, and do not count in the means.
+    An episode's advantage is how much better it was than its group. If the environment
+    pays each turn (Episode.turn_rewards), a turn's tokens are judged by the rewards
+    from that turn on: what came before it cannot be its merit (Shao et al. 2024,
+    §4.1.3). Without such rewards all of the reward comes last, and all turns share it.
+
+    Unlike in that paper rewards are added up first and compared with the group's then.
+    In the other order a reward that comes last would give the first turns another
+    advantage than the last one. Episodes of a group may differ in their number of
+    turns; one that has ended is compared by its last turn. Failed episodes get 0, and
+    do not count in the means.
+
+    If you change one thing in this repository, change this function.
     """
-    # NaN stands for the reward of a failed episode.
-    rewards = torch.tensor(
-        [[e.reward if has_score(e) else math.nan for e in group] for group in groups],
-        dtype=torch.float64,
-    )
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). So dr_grpo, that paper's loss, never does it; --no-normalize
     # turns it off for the others.
-    normalize = cfg.normalize and cfg.loss != "dr_grpo"
-    return group_advantages(rewards, cfg.baseline, normalize)
+    normalize = cfg.normalize and LOSSES[cfg.loss].normalize
+    episodes = [e for group in groups for e in group]
+    lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
+    for e in episodes:
+        e.advantages = []
+    for turn in range(max(map(len, lengths))):
+        rewards = [[reward_from(e, turn) for e in group] for group in groups]
+        rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
+        advantages = group_advantages(rewards, cfg.baseline, normalize)  # [G, k]
+        for e, length, advantage in zip(
+            episodes, lengths, advantages.flatten().tolist()
+        ):
+            if turn < len(length):
+                e.advantages += [advantage] * length[turn]
+
+
+def reward_from(e: Episode, turn: int) -> float:
+    """What an episode earned from this turn on; NaN if its environment failed."""
+    if not has_score(e):
+        return math.nan
+    if not e.turn_rewards:
+        return e.reward
+    last = len(e.turn_rewards) - 1
+    return sum(e.turn_rewards[min(turn, last) :])
 
 
 def has_score(episode: Episode) -> bool:
@@ -124,334 +126,346 @@ def group_advantages(
     return centered.float()
 
 
+# ------------------------------------------------------------------------------- losses
+
+
+def clipped(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
+    """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
+
+    A token that is already much likelier than it was gains no more from getting
+    likelier still: beyond the clip its gradient is 0.
+    """
+    low, high = clip
+    limited = ratio.clamp(1 - low, 1 + high)  # [M]
+    return torch.minimum(ratio * batch.advantages, limited * batch.advantages)
+
+
+def reinforce(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
+    """A · log p: no ratio, so only --importance can correct for older samples. [M]"""
+    return batch.advantages * now.logprobs
+
+
+def cispo(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
+    """c · A · log p. The clipped ratio c is a constant: no token loses its gradient.
+
+    [M]
+    """
+    low, high = clip
+    constant = ratio.detach().clamp(1 - low, 1 + high)  # [M]
+    return constant * batch.advantages * now.logprobs
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A row of LOSSES.
+
+    gain          what a token contributes: a function as above, [M]. Its arguments are
+                  a micro-batch (which may be only part of a group), what the policy
+                  says now, the ratio [M], and `clip`
+    ratio         the importance ratio: "token", one per token; "episode", the geometric
+                  mean over an episode's tokens
+    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]
+    weight        of a token, with N episodes in the batch, S sampled tokens in the
+                  batch, and L in the token's own episode:
+                  "episode", 1 / (N · L): every episode weighs the same;
+                  "batch", 1 / S: every token weighs the same;
+                  "longest", 1 / (N · max_tokens): the same for every batch
+    normalize     divide advantages by the group's standard deviation?
+    needs_logits  does `gain` read now.entropy or now.logits? That takes memory for
+                  M · V numbers, and the loss then also sees episodes whose advantage
+                  is 0
+    """
+
+    gain: Callable
+    ratio: str = "token"
+    clip: tuple[float, float] = (0.2, 0.2)
+    weight: str = "batch"
+    normalize: bool = True
+    needs_logits: bool = False
+
+
+NO_CLIP = (math.inf, math.inf)
+
+# To add a loss, add a row, and a function if it has a new form; then --loss NAME.
+LOSSES = {
+    # Williams 1992
+    "reinforce": Loss(reinforce, clip=NO_CLIP),
+    # Shao 2024, eq. 3, with PPO's ε
+    "grpo": Loss(clipped, weight="episode"),
+    # Liu 2025, §3.2
+    "dr_grpo": Loss(clipped, weight="longest", normalize=False),
+    # Yu 2025, eq. 8
+    "dapo": Loss(clipped, clip=(0.2, 0.28)),
+    # Zheng 2025, eq. 5
+    "gspo": Loss(clipped, ratio="episode", clip=(3e-4, 4e-4), weight="episode"),
+    # MiniMax-M1 2025, eq. 4, with dapo's ε_high; no lower bound
+    "cispo": Loss(cispo, clip=(math.inf, 0.28)),
+}
+
+
 # ------------------------------------------------------------------------------- update
+
+
+@dataclass
+class Updated:
+    """What an update did: its last step, and every forward pass, to be logged."""
+
+    loss: float = 0.0  # of the last step
+    grad_norm: float = 0.0  # of the last step, before clipping
+    # [epochs][micro-batches]: (the batch, {name: a number per sampled token [M]})
+    passes: list[list[tuple[Batch, dict]]] = field(default_factory=list)
 
 
 def update(
     policy: Policy,
     optimizer,
-    groups: list[list[Episode]],
-    advantages,
+    episodes: list[Episode],
     cfg,
     reference=None,
-) -> dict[str, float]:
-    """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
+    how: How = PLAIN,
+) -> Updated:
+    """Train on one batch of episodes with advantages: cfg.epochs optimizer steps.
 
-    advantages  [G][k], for each episode: one number, as compute_advantages returns; or
-                a tensor [n], with one per sampled token
     cfg         a settings.Config
     reference   {name: weight} of the policy that --kl compares with
+    how         how it is computed (policy.py)
 
-    Returns the columns to log (fast/batches.py). Raises FloatingPointError before the
-    step if the loss or the gradient is not finite.
+    Raises FloatingPointError before the step if the loss or the gradient is not finite.
     """
-    weighted = weigh_episodes(groups, advantages, cfg)  # advantage, weight per token
-    batches = micro_batches(weighted, policy, cfg)  # as tensors that fit the memory
-    epochs = cfg.epochs if weighted else 0  # nothing to learn: no step
-    # If log-probs differ from the sampler's, the log calls forward once more.
-    log = UpdateLog(policy, groups, advantages, cfg, forward)
-    total = grad_norm = 0.0
-    for epoch in range(epochs):
-        optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for batch in batches:
-            out = forward(policy, batch, cfg)  # log-probs of its M sampled tokens, now
-            if epoch == 0:  # what the ratio divides by, what old samples weigh
-                found = proximal_and_importance(batch, out, cfg)
-                batch.proximal, batch.importance = found  # [M], [M]; for all epochs
-                batch.weights = batch.weights * batch.importance
-            loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
-            if cfg.kl > 0:
-                penalty = kl_to_reference(policy, reference, batch, out, cfg)
-                loss = loss + cfg.kl * penalty
-            loss.backward()
-            total += loss.item()
-            log.add(batch, out)
-        total, grad_norm = take_step(policy, optimizer, total)  # of all processes
-        log.end_epoch()
-    return log.columns | {
-        "loss": total,
-        "grad_norm": grad_norm,
-        "lr": optimizer.param_groups[0]["lr"],
-    }
+    row = LOSSES[cfg.loss]
+    weighted = weigh(episodes, row, cfg)  # [(episode, weight of each of its tokens)]
+    if not weighted:  # nothing to learn: no step
+        return Updated()
+    batches = micro_batches(policy, weighted, row, cfg, how)
+    result = Updated()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
+        now = how.forward(policy, ids, mask, cfg.temperature, row.needs_logits)
+        if batch.old_logprobs is None:  # this update's first look at the batch
+            batch.old_logprobs, batch.importance = old_and_importance(batch, now, cfg)
+        weights = batch.weights * batch.importance  # [M]
+        ratio = RATIOS[row.ratio](batch, now)  # [M]
+        gain = row.gain(batch, now, ratio, row.clip)  # [M]
+        loss = -(weights * gain).sum()
+        kl = kl_to_reference(policy, reference, batch, now, cfg, how)  # [M]
+        if cfg.kl:
+            loss = loss + cfg.kl * (weights * kl).sum()
+        result.passes[-1].append((batch, to_log(row, batch, now, ratio, gain, kl)))
+        return loss
+
+    for _ in range(cfg.epochs):
+        result.passes.append([])
+        step = take_step(policy, optimizer, batches, loss_of, how)
+        result.loss, result.grad_norm = step
+    return result
 
 
 # ------------------------------------ what update calls, in order: 1. before the passes
 
 
-@dataclass
-class WeightedEpisode:
-    """An episode to train on; the advantage and weight of each of its n tokens."""
-
-    episode: Episode
-    advantages: torch.Tensor  # [n]
-    weights: torch.Tensor  # [n]
-
-
-def weigh_episodes(
-    groups: list[list[Episode]], advantages, cfg
-) -> list[WeightedEpisode]:
-    """The episodes to train on, each with its advantages and weights."""
-    pairs = [
-        (e, torch.as_tensor(advantage).float())
-        for group, row in zip(groups, advantages)
-        for e, advantage in zip(group, row)
-        if has_score(e)
-    ]
-    lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
-    weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
-    # One advantage per episode is repeated for its n tokens; an [n] stays as it is.
-    weighted = [
-        WeightedEpisode(
-            e, advantage.expand(e.reply_tokens), weight.expand(e.reply_tokens)
-        )
-        for (e, advantage), weight in zip(pairs, weights)
-    ]
-    if cfg.kl > 0 or cfg.loss in NEEDS_LOGITS:
+def weigh(
+    episodes: list[Episode], row: Loss, cfg
+) -> list[tuple[Episode, torch.Tensor]]:
+    """The episodes to train on, each with the weight of one of its tokens."""
+    scored = [e for e in episodes if has_score(e)]
+    lengths = torch.tensor([e.reply_tokens for e in scored], dtype=torch.float32)
+    weights = token_weights(row.weight, lengths, cfg.max_tokens)  # [N]
+    weighted = [*zip(scored, weights)]
+    if cfg.kl > 0 or row.needs_logits:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
     # episode needs no forward pass. It did count when the weights were computed.
-    return [w for w in weighted if w.advantages.any()]
+    return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 
-def micro_batches(weighted: list[WeightedEpisode], policy: Policy, cfg) -> list[Batch]:
+def token_weights(weight: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
+    """The weight of each token of an episode (Loss.weight says which), [N] float32.
+
+    lengths [N]: sampled tokens per episode. max_tokens: the limit of a reply.
+    """
+    n = max(1, len(lengths))
+    if weight == "episode":
+        return 1.0 / (n * lengths.clamp(min=1))
+    total = n * max_tokens if weight == "longest" else max(1, int(lengths.sum()))
+    return torch.full_like(lengths, 1.0 / total, dtype=torch.float32)
+
+
+def micro_batches(
+    policy: Policy,
+    weighted: list[tuple[Episode, torch.Tensor]],
+    row: Loss,
+    cfg,
+    how: How,
+) -> list[Batch]:
     """This process's part of the work, cut into pieces of cfg.micro_tokens."""
     # Dealt out in turn, the shortest first: each process gets some of every length.
-    by_length = sorted(weighted, key=lambda one: len(one.episode.token_ids))
-    mine = parallel.shard(by_length)
+    by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
+    mine = how.deal(by_length)
+    # Is a prompt run once for all replies to it? Then it counts once.
+    shared = how.shares_prompts and not row.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
-    # fast/logprobs.py can read a prompt once for all replies to it. Then its tokens
-    # count only once towards micro_tokens.
-    count_prompt_once = not is_plain(cfg) and shares_prompts(policy.lm)
     batches = []
-    for indices in cut(
-        [one.episode for one in mine], cfg.micro_tokens, count_prompt_once
-    ):
+    for indices in cut([e for e, _ in mine], cfg.micro_tokens, shared):
         part = [mine[i] for i in indices]
-        batch = collate([one.episode for one in part], pad, device)
-        batch.advantages = torch.cat([one.advantages for one in part]).to(device)  # [M]
-        batch.weights = torch.cat([one.weights for one in part]).to(device)  # [M]
+        batch = collate([e for e, _ in part], pad, device)
+        advantages = [a for e, _ in part for a in e.advantages]
+        weights = [weight.expand(e.reply_tokens) for e, weight in part]
+        batch.advantages = torch.tensor(advantages, device=device)  # [M]
+        batch.weights = torch.cat(weights).to(device)  # [M]
         batches.append(batch)
     return batches
 
 
-# --------------------------------------------------- what update calls: 2. forward pass
+# ------------------------------------------------------ what update calls: 2. the ratio
+
+IMPORTANCE = ("clip", "none", "token", "sequence")
+CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
 
 
-@dataclass
-class Output:
-    """What the policy now says about a batch's M sampled tokens."""
-
-    logprobs: torch.Tensor  # [M], differentiable
-    # To be logged. It has no gradient: in a loss it would teach nothing.
-    entropy_for_log: torch.Tensor | None = None  # [M]
-    # For losses, with gradients. None unless the loss is in NEEDS_LOGITS (below), or
-    # with --plain.
-    entropy: torch.Tensor | None = None  # [M]
-    logits: torch.Tensor | None = None  # [M, V]
-    # A loss may set these, to have them logged.
-    ratio: torch.Tensor | None = None  # [M]
-    clipped: torch.Tensor | None = None  # [M] bool
-    kl: torch.Tensor | None = None  # [M]
-
-
-def is_plain(cfg) -> bool:
-    """Are the log-probs computed the plain way (policy.py)?"""
-    return cfg.plain or cfg.loss in NEEDS_LOGITS
-
-
-def forward(policy: Policy, batch: Batch, cfg) -> Output:
-    """One forward pass: log-probs and entropy of the sampled tokens, now."""
-    if is_plain(cfg):
-        logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
-        tokens = batch.ids[:, 1:][batch.mask]  # [M]
-        logprobs, entropy = logprobs_and_entropy(logits, tokens)  # [M] each
-        return Output(logprobs, entropy.detach(), entropy=entropy, logits=logits)
-    logprobs, entropy = token_logprobs(policy, batch.ids, batch.mask, cfg.temperature)
-    return Output(logprobs, entropy_for_log=entropy)
-
-
-def proximal_and_importance(
-    batch: Batch, out: Output, cfg
+def old_and_importance(
+    batch: Batch, now: Output, cfg
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the ratio divides by, and what old samples weigh: [M] and [M].
+    """The log-probs that the ratio divides by, and what old samples weigh: [M], [M].
 
-        --importance      the ratio divides by               extra weight
-        clip              the policy that drew the samples   1
-        none              the policy at this update's start  1
-        token, sequence   the policy at this update's start  min(now / when drawn, CAP),
-                                                             per token or per episode
+    Samples are off-policy if they come from an older policy (--async-rollouts), or from
+    the same weights computed in another way (vLLM in bfloat16). --importance chooses
+    the correction. On-policy all four are the same, because every ratio is 1:
 
-    In the last two rows every ratio of the first pass is 1, so the clip bounds only
-    this update's own steps (Hilton et al. 2022). In bfloat16, sampler and trainer round
-    differently, and clip clips fresh samples, too: SmolLM2's sums then gained 5 points
-    in place of 15 (docs/hardware.md). The default depends on the model (settings.py).
+        clip       the ratio divides by the sampler's probability, and its clip cuts
+                   off what is too far away (Schulman 2017, eq. 7)
+        none       the ratio divides by that of the policy at this update's start, as
+                   if that one had sampled
+        token      as none, but a token weighs min(start / sampler, CAP): truncated
+                   importance sampling (Espeholt et al. 2018, §4.1)
+        sequence   as token, with the ratio of the whole episode: unbiased up to the
+                   cap, and far noisier
 
-    fast/batches.py calls the policy that the ratio divides by *proximal*, and the one
-    that drew the samples *behaviour*, and has CAP.
+    In the last two the weight is a constant and the clip bounds only this update's own
+    steps (Hilton et al. 2022, §3). In bfloat16, sampler and trainer round differently,
+    and clip clips fresh samples, too: SmolLM2's sums then gained 5 points in place of
+    15 (docs/hardware.md). The default depends on the model (settings.py).
+
+    On samples 8 updates old, none and token fell to 0 within 30 updates, while clip and
+    sequence learnt (results/offpolicy.json). In the first two, the format of the
+    replies falls apart first. This seems to be why: replies in a habit that the policy
+    has given up still have a negative advantage, and they end with the same tokens as
+    every good reply (`</think>`, `<answer>`). Taken one by one, these tokens are as
+    likely as ever, so token pushes them down at full weight. Only the reply as a whole
+    has become unlikely, and only sequence sees that.
     """
-    now = out.logprobs.detach()  # [M]
-    proximal = batch.behaviour if cfg.importance == "clip" else now
-    log_ratio = now - batch.behaviour
-    return proximal, importance_weights(cfg.importance, log_ratio, batch.row)
+    start = now.logprobs.detach()  # [M]
+    old = batch.sampler_logprobs if cfg.importance == "clip" else start
+    log_ratio = start - batch.sampler_logprobs
+    return old, importance_weights(cfg.importance, log_ratio, batch.row)
 
 
-# ----------------------------------------------------------- what update calls: 3. loss
+def importance_weights(
+    level: str, log_ratio: torch.Tensor, row: torch.Tensor, cap: float = CAP
+) -> torch.Tensor:
+    """min(π / π_sampler, cap) of each sampled token, [M].
 
-
-# (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. dapo and gspo: from their
-# papers. grpo and dr_grpo: PPO's 0.2. cispo: dapo's 0.28. reinforce has no ratio.
-CLIP = {
-    "grpo": (0.2, 0.2),
-    "dr_grpo": (0.2, 0.2),
-    "dapo": (0.2, 0.28),
-    "gspo": (3e-4, 4e-4),
-    "cispo": (1.0, 0.28),  # 1 - 1.0: no lower bound
-}
-
-
-def reinforce(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Williams 1992: no ratio. Only --importance token or sequence corrects for age."""
-    out.ratio = token_ratio(batch, out).detach()  # for the log only
-    return -(batch.weights * batch.advantages * out.logprobs).sum()
-
-
-def grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Shao 2024, eq. 3: PPO's clipped ratio; every episode weighs the same."""
-    return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["grpo"])
-
-
-def dr_grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Liu 2025, §3.2: here the same as grpo. What differs is elsewhere: the weight of a
-    token (token_weights), and advantages that are not divided (compute_advantages).
+    log_ratio [M] is log π - log π_sampler, row [M] says which episode a token belongs
+    to. level "token" takes the ratio of the token, "sequence" that of its whole episode
+    (Espeholt et al. 2018, §4.1). "clip" and "none" use no weights: each token counts 1.
     """
-    return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dr_grpo"])
+    if level in ("clip", "none"):
+        return torch.ones_like(log_ratio)
+    if level == "sequence":  # the product over an episode's tokens, all turns together
+        rows = int(row.max()) + 1
+        total = log_ratio.new_zeros(rows).index_add(0, row, log_ratio)  # [rows]
+        log_ratio = total[row]
+    # the limit comes before exp: a long episode's would overflow
+    return log_ratio.clamp(max=math.log(cap)).exp()
 
 
-def dapo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Yu 2025, eq. 8: all tokens of the batch weigh the same; clips higher."""
-    return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dapo"])
+def token_ratio(batch: Batch, now: Output) -> torch.Tensor:
+    """Each token's probability now, over the old one (old_and_importance): [M]."""
+    return (now.logprobs - batch.old_logprobs).exp()
 
 
-def gspo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Zheng 2025, eq. 5: one ratio per episode."""
-    return clipped_loss(batch, out, episode_ratio(batch, out), *CLIP["gspo"])
-
-
-def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """MiniMax-M1 2025, eq. 4: the clipped ratio is a constant.
-
-    So clipped tokens keep their gradient.
-    """
-    eps, eps_high = CLIP["cispo"]
-    out.ratio = token_ratio(batch, out).detach()
-    constant = out.ratio.clamp(1 - eps, 1 + eps_high)  # [M]
-    out.clipped = constant != out.ratio
-    return -(batch.weights * constant * batch.advantages * out.logprobs).sum()
-
-
-# To add a loss, write a function like these, and name it
-#     in LOSSES                 always; then --loss NAME
-#     in EPISODES_WEIGH_ALIKE   if every episode weighs the same, as in grpo, so that a
-#                               token weighs 1 / (N · L); else it weighs 1 / S (for
-#                               another weight, add a case to token_weights)
-#     in NEEDS_LOGITS           if it reads out.entropy or out.logits. This takes memory
-#                               for M · V numbers, and the loss then also sees the
-#                               episodes whose advantage is 0
-# It sees a micro-batch (Batch, in fast/batches.py), which may be only part of a group.
-LOSSES = {
-    "reinforce": reinforce,
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "dapo": dapo,
-    "gspo": gspo,
-    "cispo": cispo,
-}
-EPISODES_WEIGH_ALIKE = {"grpo", "gspo"}
-NEEDS_LOGITS: set[str] = set()
-
-
-def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
-    """Each token's probability now, over that under the proximal policy: [M].
-
-    proximal_and_importance says which policy that is. With one epoch and fresh samples,
-    the ratio is 1.
-    """
-    return (out.logprobs - batch.proximal).exp()
-
-
-def episode_ratio(batch: Batch, out: Output) -> torch.Tensor:
+def episode_ratio(batch: Batch, now: Output) -> torch.Tensor:
     """The geometric mean of the ratios of an episode's tokens, for each token: [M]."""
-    log_ratio = out.logprobs - batch.proximal  # [M]
+    log_ratio = now.logprobs - batch.old_logprobs  # [M]
     n = batch.row.bincount().clamp(min=1)  # [N]
     mean = log_ratio.new_zeros(len(n)).index_add(0, batch.row, log_ratio) / n  # [N]
     return mean[batch.row].exp()
 
 
-def clipped_loss(
-    batch: Batch, out: Output, ratio: torch.Tensor, eps: float, eps_high: float
-) -> torch.Tensor:
-    """-Σ weight · min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7."""
-    gain = ratio * batch.advantages  # [M]
-    clipped_gain = ratio.clamp(1 - eps, 1 + eps_high) * batch.advantages  # [M]
-    out.ratio = ratio.detach()
-    out.clipped = clipped_gain < gain
-    return -(batch.weights * torch.minimum(gain, clipped_gain)).sum()
+RATIOS = {"token": token_ratio, "episode": episode_ratio}
 
 
-def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """The weight of each token of an episode, [N] float32.
+# ----------------------------------------------------- what update calls: 3. KL and log
 
-    lengths [N]: sampled tokens per episode. max_tokens: the limit of a reply. dr_grpo
-    divides by it because it is the same for every batch.
+
+def kl_to_reference(policy: Policy, reference, batch: Batch, now: Output, cfg, how):
+    """With --kl: k3 of each sampled token, [M]; else zeros.
+
+    k3 estimates KL(policy || reference) without bias. Differentiated with the samples
+    fixed, as in Shao et al. 2024, eq. 4, it does not give that KL's gradient, but on
+    average that of KL(reference || policy). Near the reference the two nearly agree.
     """
-    n = max(1, len(lengths))
-    if loss in EPISODES_WEIGH_ALIKE:
-        return 1.0 / (n * lengths.clamp(min=1))
-    if loss == "dr_grpo":
-        return torch.full_like(lengths, 1.0 / (n * max_tokens), dtype=torch.float32)
-    # The others, and a loss of your own: all tokens of the batch weigh the same.
-    all_tokens = max(1, int(lengths.sum()))
-    return torch.full_like(lengths, 1.0 / all_tokens, dtype=torch.float32)
-
-
-def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
-    """Σ weight · KL(policy || reference), a number.
-
-    k3 (fast/batches.py) estimates KL(policy || reference) without bias (Schulman 2020).
-    Differentiated with the samples fixed, as in Shao et al. 2024, eq. 4, it does not
-    give that KL's gradient, but on average that of KL(reference || policy). Near the
-    reference the two nearly agree.
-    """
+    if not cfg.kl:
+        return torch.zeros_like(now.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
-        reference_logprobs = forward(policy, batch, cfg).logprobs  # [M]
-    out.kl = k3(out.logprobs, reference_logprobs)  # [M]
-    return (batch.weights * out.kl).sum()
+        there = how.forward(policy, batch.ids, batch.mask, cfg.temperature, False)
+    return k3(now.logprobs, there.logprobs)
+
+
+def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """An estimate of KL(policy || reference), nats, at each token the policy sampled.
+
+    log-probs [M], [M] -> [M]: r - log r - 1 with r = p_reference / p, of low variance
+    and, but for rounding, never negative (Schulman 2020, "Approximating KL
+    divergence").
+    """
+    return (reference - logprobs).exp() - (reference - logprobs) - 1
+
+
+@torch.no_grad()
+def to_log(row: Loss, batch: Batch, now: Output, ratio, gain, kl) -> dict:
+    """What a pass found of each sampled token, without gradients: {name: [M]}."""
+    unclipped = row.gain(batch, now, ratio, NO_CLIP)  # [M]
+    return {
+        "logprobs": now.logprobs.detach(),
+        "entropy": now.entropy_for_log,
+        "ratio": ratio.detach(),
+        "clipped": gain != unclipped,  # does the clip act on it?
+        "kl": kl.detach(),
+    }
 
 
 # ----------------------------------------------------------- what update calls: 4. step
 
 
 def take_step(
-    policy: Policy, optimizer, loss: float, what: str = "loss"
+    policy: Policy,
+    optimizer,
+    batches: list[Batch],
+    loss_of: Callable[[Batch], torch.Tensor],
+    how: How = PLAIN,
 ) -> tuple[float, float]:
     """One optimizer step: (loss, norm of the gradient before it is clipped).
 
-    Several processes add up their losses and gradients first; `loss` is this one's.
-    Raises FloatingPointError before the step if loss or norm is not finite; `what`
-    names the loss in its message.
+    loss_of(batch) -> a number. Gradients of micro-batches add up, and those of several
+    processes. Raises FloatingPointError before the step if loss or norm is not finite.
     """
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for batch in batches:
+        loss = loss_of(batch)
+        loss.backward()
+        total += loss.item()
     parameters = list(policy.trainable().values())
-    parallel.all_reduce_gradients(parameters)
-    loss = parallel.all_reduce_numbers({"loss": loss})["loss"]
+    total = how.add_up(parameters, total)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+    if not (math.isfinite(total) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
-            f"{what} {loss} and gradient norm {grad_norm} are not both finite"
+            f"loss {total} and gradient norm {grad_norm} are not both finite"
         )
     optimizer.step()
-    return loss, grad_norm
+    return total, grad_norm
 
 
 if __name__ == "__main__":
@@ -465,22 +479,22 @@ if __name__ == "__main__":
     # their tokens have left the clip range, 1 ± 0.2.
     row = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
+    new_batch = partial(Batch, [], None, None, row, old, old_logprobs=old)
     cases = {
         "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
         "after a step": [0.36, 0.30, 0.19, 0.28],
     }
-    for title, now in cases.items():
+    for title, probabilities in cases.items():
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
-        for name, loss_of in LOSSES.items():
-            logprobs = torch.tensor(now).log().requires_grad_()
-            batch = Batch([], ids=None, mask=None, row=row, behaviour=old, proximal=old)
-            batch.advantages = torch.tensor([1.0, -1.0])[row]
-            batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
+        for name, loss in LOSSES.items():
+            logprobs = torch.tensor(probabilities).log().requires_grad_()
             # zeros, so that a loss of yours that uses the entropy runs here, too
-            out = Output(logprobs, entropy=torch.zeros(4))
-            loss = loss_of(batch, out, None)
-            loss.backward()
-            ratios = [] if out.ratio is None else out.ratio.tolist()
-            ratio = " ".join(f"{x:.2f}" for x in ratios) or "none"
+            now = Output(logprobs, torch.zeros(4), entropy=torch.zeros(4))
+            batch = new_batch(advantages=torch.tensor([1.0, -1.0])[row])
+            weights = token_weights(loss.weight, torch.tensor([1.0, 3.0]), 4)[row]
+            ratio = RATIOS[loss.ratio](batch, now)
+            value = -(weights * loss.gain(batch, now, ratio, loss.clip)).sum()
+            value.backward()
+            ratios = " ".join(f"{x:.2f}" for x in ratio.tolist())
             gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())
-            print(f"{name:10} {ratio:24} {loss.item():+.2f}  {gradient}")
+            print(f"{name:10} {ratios:24} {value.item():+.2f}  {gradient}")

@@ -6,35 +6,29 @@ Only A [rank, in] and B [out, rank] learn.
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains
 every weight instead. Nothing edits the base in place: folding LoRA into bfloat16
-weights and out again at every update would lose bits each time. The files in fast/ fold
-it into a copy. The embedded `models/pico_base/` (`models/pico_swarm/` for
-swarm) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
+weights and out again at every update would lose bits each time; whoever needs folded
+weights folds a copy. The embedded `models/pico_base/` (`models/pico_swarm/` for swarm)
+loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
 
 The end of this file uses a policy the plain way: it computes how likely each token of a
-text is (`plain_logprobs`) and samples a text (`PlainSampler`). The files in fast/ do
-both much faster, with the same numbers; `--plain` trains with the plain versions.
+text is (`plain_forward`) and samples a text (`PlainSampler`). `How` says how an update
+is computed: PLAIN, unless train.py hands in the faster way of fast/, which gives the
+same numbers.
 
 Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one
 reply. `python -m bridges.export merge runs/NAME out/` turns a trained run into a model
 of its own.
 """
 
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 
-from bookkeeping.chat import in_plain_words, opened_thought, read_template, write
-from bookkeeping.pretrained import (  # noqa: F401 (fast/ takes the others from here)
-    first_line,
-    in_bfloat16,
-    load_checked,
-    pick_device,
-)
+from chat import read_template
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 # trained further on tool calls, and worse at lists for it
@@ -45,7 +39,6 @@ PICO_LONG = PICO.with_name("pico_long")
 SMOLLM2 = PICO.with_name("smollm2")
 # {name: path}: the names work from any folder
 EMBEDDED = {p.name: str(p) for p in (PICO, PICO_SWARM, PICO_LONG, SMOLLM2)}
-BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
 @dataclass
@@ -59,6 +52,7 @@ class Policy:
     # recompute activations in the backward pass, to save memory
     checkpointing: bool = False
     today: str = ""  # YYYY-MM-DD, for a chat template that writes the date
+    bfloat16: bool = False  # does it compute in bfloat16?
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -75,20 +69,14 @@ class Policy:
         named = self.lm.named_parameters()
         return sum(p.numel() for name, p in named if "lora_" not in name)
 
-    @cached_property
-    def bfloat16(self) -> bool:
-        """Does it compute in bfloat16 here? A small model does not, on any card."""
-        return in_bfloat16(self.device, self.n_parameters)
-
     @contextmanager
     def learning(self):
         """`with policy.learning():` around the optimizer steps of SFT and GRPO.
 
         The model stays in eval mode, without dropout, because we train on the
         distribution that we sampled from. Only gradient checkpointing needs training
-        mode: transformers does it in no other, and fast/machine.py refuses models with
-        dropout. Afterwards the gradients are freed, so that sampling can use their
-        memory.
+        mode: transformers does it in no other. (A model with dropout is then refused.)
+        Afterwards the gradients are freed, so that sampling can use their memory.
         """
         self.model.train(self.checkpointing)
         try:
@@ -128,23 +116,36 @@ def with_weights(policy: Policy, weights: dict[str, torch.Tensor]):
 
 
 def load_policy(
-    name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0, today=""
+    name: str,
+    lora_rank: int,
+    lora_alpha: int,
+    device="auto",
+    seed=0,
+    today="",
+    bfloat16=False,
 ) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA.
 
-    With rank 0 nothing is attached, and all weights learn. Adapters are always float32.
-    today: the date, for a template that writes it; "" is today's. SystemExit with a
-    one-sentence message if the model cannot be loaded, or cannot chat.
+    name: a folder, a hub id, or one of EMBEDDED. With rank 0 nothing is attached, and
+    all weights learn. device: "auto" is cuda if there is one, else cpu. today: the
+    date, for a template that writes it; "" is today's. bfloat16: compute in it, and
+    keep frozen weights in it. What learns is always float32: an Adam step of 5e-6 is
+    lost in bfloat16's 8 bits. (train.py has every model checked before it is used.)
     """
-    base = EMBEDDED.get(name, name)
-    if base == str(SMOLLM2) and not SMOLLM2.exists():
-        raise SystemExit("--model smollm2 is not here yet; fetch it: make smollm2")
-    try:
-        tokenizer, model, stop_ids, device = load_checked(
-            base, device, frozen=lora_rank > 0
-        )
-    except ValueError as error:
-        raise SystemExit(f"--model {name}: {error}") from None
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = EMBEDDED.get(name, name)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    narrow = bfloat16 and lora_rank > 0
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.bfloat16 if narrow else torch.float32,
+        use_safetensors=True,  # a pickle could run any program
+        trust_remote_code=False,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    stop_ids = find_stops(tokenizer, model)
     torch.manual_seed(seed)  # LoRA's A is drawn at random
     if lora_rank:  # peft freezes the model's own weights
         from peft import get_peft_model
@@ -152,11 +153,32 @@ def load_policy(
         model = get_peft_model(model, lora_config(model.config, lora_rank, lora_alpha))
     model.to(device).eval()
     shown = Path(name).resolve().name if Path(name).exists() else name
+    device = torch.device(device)
+    return Policy(
+        model, tokenizer, stop_ids, shown, lora_rank, device, False, today, bfloat16
+    )
+
+
+def find_stops(tokenizer, model: torch.nn.Module) -> frozenset[int]:
+    """The tokens that end a turn. A tokenizer without an end or a padding gets one.
+
+    ValueError if neither model nor tokenizer names an end-of-turn token.
+    """
+    ends = model.generation_config.eos_token_id
+    ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id}
+    ends -= {None}
+    if not ends:
+        raise ValueError(
+            "neither model nor tokenizer names an end-of-turn token; set eos_token"
+        )
+    if tokenizer.eos_token_id is None:  # SFT teaches replies to end with it
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(min(ends))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
     # What the template writes after a reply ends a turn, whatever the configs call eos
     # (Qwen2.5's base models: <|im_end|> in the template, <|endoftext|> in the configs).
-    stop_ids |= {read_template(tokenizer).end} - {None}
-    device = torch.device(device)
-    return Policy(model, tokenizer, stop_ids, shown, lora_rank, device, today=today)
+    ends |= {read_template(tokenizer).end} - {None}
+    return frozenset(ends)
 
 
 def lora_config(config, rank: int, alpha: int):
@@ -175,19 +197,50 @@ def lora_config(config, rank: int, alpha: int):
     )
 
 
-# ------------------------------------------------- log-probs and sampling the plain way
+# --------------------------------------------------------- log-probs, the plain way
 
 
-def plain_logits(
-    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
-):
-    """The logits [M, V] that each masked token is drawn from, divided by temperature.
+@dataclass
+class Output:
+    """What the policy says about M sampled tokens, in nats."""
 
-    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] picks token t+1, which
-    position t predicts. M = mask.sum(), row after row. Returns float32.
+    logprobs: torch.Tensor  # [M], differentiable
+    # To be logged. It has no gradient: in a loss it would teach nothing.
+    entropy_for_log: torch.Tensor  # [M]
+    # For losses, with gradients. A fast forward pass has them only if it is asked for
+    # logits (grpo.Loss.needs_logits).
+    entropy: torch.Tensor | None = None  # [M]
+    logits: torch.Tensor | None = None  # [M, V]
+
+
+def plain_forward(
+    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0, logits=True
+) -> Output:
+    """The log-prob of every masked token, the entropy of its choice, and the logits.
+
+    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] picks token t+1, which position
+    t predicts. M = mask.sum(), row after row. All of it is differentiable, so you can
+    build any loss from it.
     """
-    logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
-    return logits[mask].float() / temperature
+    z = masked_logits(policy, ids, mask) / temperature  # [M, V]
+    logprobs, entropy = logprobs_and_entropy(z, ids[:, 1:][mask])  # [M] each
+    return Output(logprobs, entropy.detach(), entropy, z)
+
+
+def masked_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor):
+    """The logits [M, V] that each masked token is drawn from, float32.
+
+    The head is given the hidden states of these M positions only. For all of them,
+    logits would be N·T·V numbers, and V is 151,936 for Qwen3: the most common way for
+    RL code to run out of memory.
+    """
+    head = policy.lm.get_output_embeddings()
+    only_masked = lambda module, inputs: (inputs[0][mask],)  # [N, T-1, D] -> [M, D]
+    hook = head.register_forward_pre_hook(only_masked)
+    try:
+        return policy.model(input_ids=ids[:, :-1], use_cache=False).logits.float()
+    finally:
+        hook.remove()
 
 
 def logprobs_and_entropy(
@@ -200,17 +253,27 @@ def logprobs_and_entropy(
     return logprobs, entropies
 
 
-def plain_logprobs(
-    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
-):
-    """The log-prob of every masked token, and the entropy of its choice.
+@dataclass(frozen=True)
+class How:
+    """How an update is computed. It changes time and memory, never what is learnt.
 
-    ids, mask and M as in plain_logits. Returns log-probs [M] and entropies [M] in nats.
-    Both are differentiable, so you can build any loss from them.
+    The defaults are for one process and plain torch; train.py hands in faster ones.
     """
-    return logprobs_and_entropy(
-        plain_logits(policy, ids, mask, temperature), ids[:, 1:][mask]
-    )
+
+    # (policy, ids, mask, temperature, logits: are they needed?) -> Output
+    forward: Callable[..., Output] = plain_forward
+    shares_prompts: bool = False  # does forward run a prompt once for all its rows?
+    # Several processes: this one's share of the episodes; then the sum of everybody's
+    # gradients, and of their losses.
+    deal: Callable[[list], list] = lambda episodes: episodes
+    add_up: Callable[[Iterable, float], float] = lambda parameters, loss: loss
+    # A progress bar around the steps of SFT.
+    bar: Callable[[list], Iterable] = lambda steps: steps
+
+
+PLAIN = How()
+
+# ---------------------------------------------------------- sampling, the plain way
 
 
 @dataclass
@@ -244,10 +307,10 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
 
 
 class PlainSampler:
-    """fast/sampler.py's TorchSampler without its tricks.
+    """Samples one reply after the other, and reads the whole text again for each token.
 
-    The same seeds give the same tokens. It samples one reply after the other, and reads
-    the whole text again for each token.
+    fast/sampler.py's TorchSampler does the same with tricks: the same seeds give the
+    same tokens.
     """
 
     asleep = nullcontext  # nothing to give back while the trainer works
@@ -291,63 +354,6 @@ class PlainSampler:
         return sample
 
 
-# -------------------------------------------------------------------- chat -> token ids
-
-
-def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
-    """A conversation as the chat template writes it, up to where the policy speaks.
-
-    Control tokens inside a message are broken up, so text stays text. tools: JSON
-    schemas, or None. If the template would leave something out, it is said in another
-    way (bookkeeping/chat.py). Raises ValueError if the template refuses the
-    conversation, or still leaves something out: a policy must not play blind.
-    """
-    tokenizer, template = policy.tokenizer, read_template(policy.tokenizer)
-    added = tokenizer.added_tokens_decoder.values()
-    control = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
-    # <think>, </tool_response>, …: a user's message may ask for <think>, but a tool's
-    # must not close its own </tool_response>.
-    markup = {token.content for token in added} | control | {"</tool_response>"}
-    unsafe = lambda m: markup if m["role"] == "tool" else control
-    safe = [{**m, "content": broken_up(m["content"], unsafe(m))} for m in messages]
-    if not (template.tools and template.system):
-        safe, tools = in_plain_words(safe, tools, template), None
-    whose = f"the chat template of {policy.name}"
-    try:
-        text = write(tokenizer, safe, tools, think, policy.today)
-    except TemplateError as error:
-        roles = ", ".join(m["role"] for m in messages)
-        raise ValueError(
-            f"{whose} refuses a conversation of {roles} ({error}); "
-            "use a model that takes it"
-        ) from None
-    if opened_thought(text) and not think:
-        raise ValueError(
-            f"{whose} opens <think> also if told not to; leave --no-think out, "
-            "or take another model"
-        )
-    # The assistant's earlier thoughts may be left out: it has read them.
-    shown = [m for m in safe if m["role"] != "assistant"]
-    if lost := [m["role"] for m in shown if m["content"].strip() not in text]:
-        raise ValueError(
-            f"{whose} leaves out or changes a message of role {lost[0]}; "
-            "use a model that shows it"
-        )
-    return text
-
-
-def broken_up(text: str, tokens: set[str]) -> str:
-    """A text with a space in each of these tokens: '<|im_end|>' -> '< |im_end|>'."""
-    for token in sorted(tokens):  # in the same order in every process
-        text = text.replace(token, token[0] + " " + token[1:])
-    return text
-
-
-def encode(policy: Policy, text: str) -> list[int]:
-    """Token ids of a text as it is: no token is added before or after it."""
-    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
 if __name__ == "__main__":
     base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
@@ -362,8 +368,8 @@ if __name__ == "__main__":
     ids = torch.tensor([prompt + sample.token_ids])  # [1, T]
     mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1  # [1, T-1]
     with torch.no_grad():
-        before, _ = plain_logprobs(base, ids, mask)
-        after, _ = plain_logprobs(policy, ids, mask)
+        before = plain_forward(base, ids, mask).logprobs  # [M]
+        after = plain_forward(policy, ids, mask).logprobs
     gap = (before - after).abs().max().item()
     print(f"LoRA changes log-probs by {gap} before training, because B is zero")
     assert gap < 1e-5

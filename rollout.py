@@ -6,10 +6,10 @@
 The one rule is *token-exact*: we train on exactly the tokens that were sampled. A
 reply's tokens are kept as they are: never decoded and tokenized again (they may come
 out differently), never rendered again (Qwen3's template drops the thinking of earlier
-turns). What the environment says next is rendered alone, and appended. fast/batches.py
-makes the mask of the loss from `sampled`. It also logs `mismatch`, how far the
-trainer's log-probs are from the sampler's: on-policy the weights are the same and only
-the order of computation differs, so more than rounding is a mistake.
+turns). What the environment says next is rendered alone, and appended. batch.py makes
+the mask of the loss from `sampled`. A run also logs `mismatch`, how far the trainer's
+log-probs are from the sampler's: on-policy the weights are the same and only the order
+of computation differs, so more than rounding is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
@@ -26,18 +26,17 @@ import math
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 
-# A chat template is a program that comes with a model and writes a conversation as one
-# text. These say how it ends a turn, and whether it opens the thought itself.
-from bookkeeping.chat import (
-    end_of_turn,
-    missing_end,
+from chat import (
+    encode,
+    ids_until_next_reply,
+    prompt_ids,
     read_template,
     start_of_thought,
     without_start,
 )
-from fast.sampler import sample_each
-from policy import Policy, Sample, encode, render
+from policy import Policy, Sample
 
 UNLIMITED = 10**9  # tokens: more than any conversation has
 
@@ -55,10 +54,14 @@ class Episode:
     turns: int = 0  # replies given
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)  # the rest of score()
+    # What each reply earned, if the environment says (score()["turn_rewards"]).
+    turn_rewards: list[float] = field(default_factory=list)
+    # One per *sampled* token; set by grpo.compute_advantages, read by the loss.
+    advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
     policy_version: int = 0  # updates that the policy had seen when it sampled this
-    age: int = 0  # updates between sampling and training; set by fast/ahead.py
+    age: int = 0  # updates between sampling and training, if it was sampled ahead
     messages: list[dict] = field(default_factory=list)  # as text, to read
     error: str = ""  # with stop_reason "error": what happened, in one line
 
@@ -67,9 +70,15 @@ class Episode:
         """How many tokens the policy chose, over all turns."""
         return sum(self.sampled)
 
+    @property
+    def turn_lengths(self) -> list[int]:
+        """How many tokens the policy chose in each turn: the runs of True."""
+        runs = groupby(self.sampled)
+        return [len([*run]) for sampled, run in runs if sampled]
+
 
 class EnvironmentFailed(Exception):
-    """An environment raised or gave no answer in time (bookkeeping/refusals.py)."""
+    """An environment raised or gave no answer in time. It costs one episode."""
 
 
 @contextmanager
@@ -79,60 +88,6 @@ def end_on_failure(episode: Episode):
         yield
     except (EnvironmentFailed, ValueError) as error:  # the template raises ValueError
         episode.stop_reason, episode.error = "error", str(error)
-
-
-# ------------------------------------------------------------------ chat <-> token ids
-
-
-def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list[int]:
-    """Token ids of an opening prompt, up to where the policy begins to speak.
-
-    [{"role": "user", "content": "What is 1 + 1?"}] gives the ids of
-
-        <|im_start|>user⏎What is 1 + 1?<|im_end|>⏎<|im_start|>assistant⏎
-    """
-    return encode(policy, render(policy, messages, tools, think))
-
-
-def after_reply(
-    policy: Policy, new: list[dict], tools, think: bool
-) -> tuple[list[int], list[int]]:
-    """(end, rest): the ids that end a reply, and those from there to the next reply.
-
-    The policy samples `end` itself, so usually only `rest` is appended. To find both,
-    the chat template writes a made-up conversation whose reply is a marker; what
-    follows the marker is kept. If the user says "And 2 + 2?" after the reply:
-
-        template       end           rest
-        Qwen3's        <|im_end|>    ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
-                                     <|im_start|>assistant⏎
-        a plain one    no tokens     ⏎user: And 2 + 2?⏎assistant:
-    """
-    if not read_template(policy.tokenizer).tools:
-        tools = None  # the opening has described them in words: not again
-    marker = "@@reply@@"
-    question = [{"role": "user", "content": "?"}]
-    reply = [{"role": "assistant", "content": marker}]
-    text = render(policy, question + reply + new, tools, think)
-    _, found, after = text.partition(marker)
-    if not found:
-        raise ValueError(
-            "the chat template changes what the assistant said; take another model"
-        )
-    ids = encode(policy, after)
-    n_end, _ = end_of_turn(policy.tokenizer, after)  # so many of the ids end the turn
-    return ids[:n_end], ids[n_end:]  # end, rest
-
-
-def ids_until_next_reply(
-    policy: Policy, env, sample: Sample, new_messages: list[dict]
-) -> list[int]:
-    """The token ids to append to a sampled reply, so that the policy can go on."""
-    end, rest = after_reply(policy, new_messages, env.tools, env.think)
-    # Usually the policy has sampled all of `end`, and nothing is missing. GLM ends a
-    # turn with the header of the next speaker. If the policy wrote the header of a
-    # wrong speaker, the right one is appended after it.
-    return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
 
 
 # --------------------------------------------------------------------- playing a batch
@@ -146,6 +101,10 @@ class Player:
     env: object
     member: int  # its number in the group, 0 … k-1
     cache: object = None  # keys and values of earlier tokens, if the sampler keeps them
+
+    def random_seed(self, sample_seed: int) -> tuple[int, int, int, int]:
+        """Seeds the generator of its next reply."""
+        return sample_seed, self.episode.seed, self.member, self.episode.turns
 
 
 def play(
@@ -175,32 +134,46 @@ def play(
         for g, seed in enumerate(task_seeds)
     ]
     players = sum(groups, [])
-    # The sampler can keep what it has computed for a conversation; the next turn then
-    # reads only what is new. If an episode is always one turn, that is useless.
-    one_turn = getattr(players[0].env, "max_turns", None) == 1
     while active := still_playing(players):
-        # each reply has random numbers of its own, from a generator with this seed
-        random_seeds = [
-            (sample_seed, p.episode.seed, p.member, p.episode.turns) for p in active
-        ]
-        samples = sample_each(
-            sampler,
-            prompts=[p.episode.token_ids for p in active],
-            seeds=random_seeds,
-            caches=[p.cache for p in active],
-            max_tokens=max_tokens,
-            temperature=temperature,
-            keep=not one_turn,
-        )
-        for player, sample in zip(active, samples):
-            take_turn(policy, player.episode, player.env, sample, max_prompt)
-            player.cache = sample.cache if not player.episode.stop_reason else None
-        # Both names still hold the caches of ended episodes: drop them now.
-        del samples, sample
+        samples = sample_each(sampler, active, max_tokens, temperature, sample_seed)
+        take_turns(policy, active, samples, max_prompt)
+        del samples  # with the caches of episodes that have ended
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
     return [[player.episode for player in group] for group in groups]
+
+
+def sample_each(
+    sampler, players: list[Player], max_tokens: int, temperature: float, seed: int
+) -> list[Sample]:
+    """The next reply of each player, [n]. Equal prompts without a cache are read once.
+
+    Each reply has random numbers of its own, so it does not depend on its neighbours.
+    """
+    # The sampler can keep what it has computed for a conversation; the next turn then
+    # reads only what is new. If an episode is always one turn, that is useless.
+    keep = getattr(players[0].env, "max_turns", None) != 1
+    alike: dict[object, list[Player]] = {}  # {a prompt that is read once: its players}
+    for player in players:
+        key = id(player) if player.cache else tuple(player.episode.token_ids)
+        alike.setdefault(key, []).append(player)
+    samples: dict[int, Sample] = {}  # {id of a player: its reply}
+    # All groups have one size if no episode has failed or ended.
+    for k in sorted({len(members) for members in alike.values()}):
+        groups = [members for members in alike.values() if len(members) == k]
+        replies = sampler.sample(
+            [members[0].episode.token_ids for members in groups],
+            k,
+            max_tokens,
+            temperature,
+            seeds=[[p.random_seed(seed) for p in members] for members in groups],
+            caches=[members[0].cache for members in groups],
+            keep=keep,
+        )
+        for members, row in zip(groups, replies):
+            samples |= {id(player): sample for player, sample in zip(members, row)}
+    return [samples[id(player)] for player in players]
 
 
 def context_of(policy: Policy) -> int:
@@ -245,6 +218,15 @@ def open_group(
         else:
             append_given(p.episode, ids)
     return group
+
+
+def take_turns(
+    policy: Policy, players: list[Player], samples: list[Sample], max_prompt: int
+) -> None:
+    """Each player says its reply, and keeps the reply's cache if it plays on."""
+    for player, sample in zip(players, samples):
+        take_turn(policy, player.episode, player.env, sample, max_prompt)
+        player.cache = sample.cache if not player.episode.stop_reason else None
 
 
 def take_turn(
@@ -300,6 +282,14 @@ def finish(episode: Episode, env) -> None:
         return
     with end_on_failure(episode):
         scores = dict(env.score())
+        turn_rewards = scores.pop("turn_rewards", None)
+        if turn_rewards is not None:
+            episode.turn_rewards = [float(reward) for reward in turn_rewards]
+            if len(episode.turn_rewards) != episode.turns:
+                raise ValueError(
+                    f"score() has {len(episode.turn_rewards)} turn_rewards for "
+                    f"{episode.turns} replies; give one per reply"
+                )
         episode.reward = float(scores.pop("reward"))
         episode.components = {name: float(value) for name, value in scores.items()}
 
@@ -335,13 +325,12 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
 
 if __name__ == "__main__":
     from env_letters import Letters
-    from fast.sampler import TorchSampler
-    from policy import PICO, load_policy
+    from policy import PICO, PlainSampler, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     make_env = lambda: Letters(2, "binary", think=True, style="bare")
     how = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
-    [[e]] = play(policy, TorchSampler(policy), make_env, [3], **how)
+    [[e]] = play(policy, PlainSampler(policy), make_env, [3], **how)
     print("token              sampled  log-prob")
     for token, sampled, logprob in zip(e.token_ids, e.sampled, e.logprobs):
         said = f"policy {logprob:9.3f}" if sampled else "."

@@ -3,9 +3,8 @@
     python train.py --help      # the dataclass below *is* the command line
 
 Each default is declared once. If it depends on the environment or on the model's size,
-it is None in the dataclass and comes from bookkeeping/presets.py, which also has the
-presets. Settings that cannot work are refused in bookkeeping/refusals.py. Only the
-chosen environment is imported.
+it is None in the dataclass and comes from the tables below it. PRESETS are the settings
+of whole runs that others published. Only the chosen environment is imported.
 
 Run me: `python settings.py` prints every flag with its default.
 """
@@ -14,7 +13,7 @@ import importlib.util
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -22,32 +21,13 @@ from typing import Annotated, get_args, get_type_hints
 
 import tyro
 
-from bookkeeping.presets import (
-    ALL_WEIGHTS,
-    BATCHES,
-    BY_ENV,
-    LARGE_K,
-    LARGE_UPDATES,
-    LONG_BATCHES,
-    LONGEST,
-    PRESETS,
-    RATES,
-    RUN_HERE,
-    SFT_RATE,
-    SMALL_ERROR_PENALTY,
-    SMALL_MODEL,
-)
-from learn import failures
-
-# A task is drawn from a seed. These ranges never overlap (refusals.check makes sure).
-# Pretraining draws from 3e9 on (lab/base/corpus.py), and held-out tasks from
-# evaluate.HELD_OUT_SEEDS on.
+# A task is drawn from a seed. These ranges never overlap. Pretraining draws from 3e9
+# on, and held-out tasks from evaluate.HELD_OUT_SEEDS on.
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
 MOST_UPDATES = 100_000  # per run: beyond it, the next --seed's training tasks begin
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded models
-EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
 
 
 @dataclass
@@ -56,7 +36,7 @@ class Config:
 
     # seed, swarm-published, alphabet-published: the settings of a run (PRESETS)
     preset: str = ""
-    # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
+    # make a mistake on purpose and see what it looks like (the page FAILURES.md)
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
 
@@ -138,7 +118,7 @@ class Config:
     temperature: float = 1.0
     # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence (fast/batches.py); by model size
+    # clip, none, token, sequence (grpo.old_and_importance); by model size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
@@ -173,11 +153,146 @@ class Config:
     wandb: bool = True
 
 
+# ------------------------------------- defaults that depend on the environment or model
+
+SMALL_MODEL = 50e6  # parameters of a model that is small, as pico_base is
+BY_ENV = {  # defaults that depend on the environment
+    "letters": {"difficulty": 6, "sft_style": "states"},
+    "alphabet": {"difficulty": 0, "sft_style": "states"},
+    "swarm": {"difficulty": "medium", "sft_style": "expert"},
+    "yours": {"sft_style": ""},
+    "known": {"difficulty": 0, "sft_style": ""},
+}
+BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
+# of swarm, which has 25 replies per episode
+LONG_BATCHES = {"num_tasks": 4, "sft_batch": 2, "eval_n": 128}
+# Small models: (lr, updates, max_tokens), what was stable on pico_base (results/).
+SMALL = {
+    "letters": (3e-4, 150, 320),
+    "alphabet": (3e-4, 80, 640),
+    "swarm": (5e-4, 150, 160),
+    "yours": (3e-4, 80, 160),
+    "known": (3e-4, 80, 160),
+}
+# SmolLM2's size on a CPU. Rate and updates of "known" taught it sums (docs/real.md),
+# with replies of 16 tokens; the rest are guesses. Replies are short: it does not think
+# at length, and longer ones would take too long.
+MEDIUM = {
+    "letters": (1e-4, 60, 160),
+    "alphabet": (1e-4, 40, 192),
+    "swarm": (1e-4, 20, 128),
+    "yours": (1e-4, 80, 128),
+    "known": (1e-4, 80, 64),
+}
+RUN_HERE = (  # (up to so many parameters, settings, learning rate of SFT)
+    (SMALL_MODEL, SMALL, 1e-4),
+    (200e6, MEDIUM, 2e-4),
+)
+# Large models: settings of published recipes for these sizes. We have not run them on a
+# card. prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…;
+# TRL: its page "LoRA Without Regret" (huggingface.co/docs/trl/lora_without_regret);
+# Tinker: tinker-cookbook.
+RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
+    # ten times the 3e-6 at which prime-rl trains all weights of a 0.6B (reverse-text);
+    # TRL trains that model's LoRA at 5e-5, as prime-rl's own test does, both with
+    # alpha 32
+    (1e9, 3e-5),
+    # prime-rl's LoRA 32/64 on Qwen3-4B (alphabet-sort, wiki-search); TRL's on a 3B;
+    # Tinker's is 4e-5 on an 8B (recipes/rl_loop.py), with alpha 32 and 16 times our
+    # batch
+    (float("inf"), 1e-5),
+)
+# Of LoRA: ten times prime-rl's for all weights (wordle, 1.7B); TRL's page has 2e-4.
+SFT_RATE = 1e-4
+# LoRA needs ten times the rate of full fine-tuning, whatever its rank: found for SFT
+# and RL by Schulman et al. 2025 (thinkingmachines.ai/blog/lora), and so in TRL's pair
+# of runs, 1e-5 and 1e-6.
+ALL_WEIGHTS = 0.1
+# The group size of all these prime-rl examples, and Tinker's; prime-rl's default batch
+# is 8 of 16.
+LARGE_K = 16
+# prime-rl's max_steps in alphabet-sort, wiki-search and wordle. Warm-up and decay are
+# as for small models: prime-rl's linear schedule has 10 steps of warm-up, Tinker's loop
+# none.
+LARGE_UPDATES = 200
+LONGEST = {  # tokens of a reply
+    # to spell 80 letters with a tally; prime-rl's seq_len, TRL's run had 4096
+    "letters": 2048,
+    "alphabet": 768,  # prime-rl's for this very task
+    # prime-rl's for a turn with tools (wiki-search); 25 times 2048 would not fit
+    "swarm": 512,
+    "yours": 512,  # TRL's default
+    "known": 1024,  # room for a derivation; our choice
+}
+# While it samples, a small model makes an error in one call of twelve. Without a
+# penalty, a run that posted trades ended at 36% errors; from 0.67 on, trying to accept
+# a fair offer does not pay for a policy that errs as often as the base does (measured
+# at commit 22b9273).
+SMALL_ERROR_PENALTY = 0.5
+
+# Other people's published runs, as far as described, with a model that fits one A100
+# instead of a 30B: no SFT, prime-rl's constant rate. What they leave open is ours: the
+# loss, the evaluations.
+PUBLISHED = {
+    "model": "Qwen/Qwen3-4B-Instruct-2507",
+    "lora_rank": 32,
+    "lora_alpha": 64,
+    "lr": 1e-5,
+    "warmup": 0,
+    "lr_end": 1.0,
+    "sft_steps": 0,
+    "temperature": 1.0,
+}
+PRESETS = {
+    "seed": {  # picoRL's run: every setting that it relied on
+        "think": False,
+        "reward": "partial",
+        "lr": 5e-6,
+        "warmup": 0,
+        "lr_end": 1.0,
+        "updates": 200,
+        "max_tokens": 2048,
+        "eval_n": 32,
+        "eval_every": 10,
+        "k": 8,
+        "sft_lr": 1e-5,
+    },
+    # SWARM v0.2 on Qwen3-30B-A3B-Thinking: batches of 64, 4 rollouts per example. Rank
+    # and rate were not published, and are the alphabet's. A conversation may reach
+    # 55,900 tokens (25 replies of 2048, and the text in between): to train on it, a 4B
+    # needs gradient checkpointing.
+    "swarm-published": PUBLISHED
+    | {
+        "env": "swarm",
+        "difficulty": "medium",
+        "think": True,
+        "set": ["version=0.2", "payoff_scale=published", "error_penalty=0.0"],
+        "num_tasks": 16,
+        "k": 4,
+        "updates": 200,
+        "max_tokens": 2048,
+        "gradient_checkpointing": True,
+        "vllm_memory": 0.7,
+    },
+    # prime-rl's alphabet-sort on this very model, with the rollouts of the published
+    # run of the 30B (its own file has 200 updates of 16 x 16). Tasks as by default.
+    "alphabet-published": PUBLISHED
+    | {
+        "env": "alphabet",
+        "think": False,
+        "num_tasks": 32,
+        "k": 8,
+        "updates": 100,
+        "max_tokens": 768,
+    },
+}
+
+
 # ---------------------------------------------------------- what depends on the model
 
 
 def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
-    """(model, environment, device, fixed settings): for fast.machine.choose_model.
+    """(model, environment, device, fixed settings): what a model is chosen by.
 
     Fixed settings: {flag: value} of what was typed (even if it is the default), or set
     by a preset or by the caller of train(). "auto" and None leave the choice open.
@@ -188,19 +303,19 @@ def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
     return cfg.model, cfg.env, cfg.device, fixed
 
 
-def fill_in_defaults(
-    cfg: Config, n_parameters: int, why: str, path: str = "", fits: dict | None = None
-) -> None:
-    """Fill in what depends on the model, and say what was chosen.
+def complete(
+    cfg: Config, n_parameters: int, model: str, fits: dict, today: str = ""
+) -> Config:
+    """A copy of cfg with all that depends on the model: what it trains with.
 
-    path: of the model that --model auto chose. The run keeps it, or --resume on another
+    model: the one that --model auto chose. The run keeps it, or --resume on another
     machine would continue with another model. An embedded model is kept by its name,
-    because its path differs there. fits: settings with which that model fits the card;
-    the run keeps them, too.
+    because its path differs there. fits: settings with which that model fits the card.
+    today: the date, if the chat template writes it.
     """
-    vars(cfg).update(fits or {})
-    if path and cfg.model == "auto":
-        cfg.model = Path(path).name if Path(path).parent == MODELS else path
+    cfg = replace(cfg, **fits, today=today)
+    if cfg.model == "auto":
+        cfg.model = Path(model).name if Path(model).parent == MODELS else model
     if cfg.async_rollouts:
         # learnt fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
@@ -208,10 +323,7 @@ def fill_in_defaults(
     small_swarm = cfg.env == "swarm" and n_parameters <= SMALL_MODEL
     if small_swarm and "error_penalty" not in given(cfg):
         cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
-    print(
-        f"{why}\nchosen for {n_parameters / 1e6:.1f}M parameters: lr {cfg.lr:g}, "
-        f"sft_lr {cfg.sft_lr:g}, updates {cfg.updates}, max_tokens {cfg.max_tokens}"
-    )
+    return cfg
 
 
 def fill(cfg: Config, defaults: dict) -> None:
@@ -291,9 +403,7 @@ def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
     """n seeds, or fewer if there are fewer tasks: a file of rows has only so many."""
     most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else n
     if most is None:  # a generator of tasks
-        from bridges.known import different
-
-        return different(cfg.env, first, n)
+        return known_tasks().different(cfg.env, first, n)
     return [first + i for i in range(min(n, most))]
 
 
@@ -411,7 +521,7 @@ READERS = {  # {type of a field: how its text is read}
 
 
 def read_value(kind_of: type, text: str, word: str):
-    """'3' as an int, 'false' as a bool, 'none' as None …: as the field's type says."""
+    """'3' as an int, 'false' as a bool, 'none' as None: as the field's type says."""
     kinds = get_args(kind_of) or (kind_of,)
     for one in sorted(kinds, key=lambda one: one is str):  # any text is a str: last
         with suppress(KeyError, ValueError):
@@ -423,9 +533,7 @@ def read_value(kind_of: type, text: str, word: str):
 def make_env(cfg: Config, difficulty):
     """A fresh environment, with the flags that it has fields for, and with --set."""
     if kind(cfg.env) == "known":
-        from bridges.known import open_known
-
-        return open_known(cfg.env, cfg.think)
+        return known_tasks().open_known(cfg.env, cfg.think)
     cls = class_of(cfg.env)
     if kind(cfg.env) == "yours":
         env = cls(**given(cfg))
@@ -438,72 +546,26 @@ def make_env(cfg: Config, difficulty):
     return cls(**flags, **given(cfg))
 
 
-def sources(env: str) -> list[Path]:
-    """The files that decide what an environment's tasks are and what they pay."""
-    here = Path(__file__).resolve().parent
-    # it also splits thoughts from answers, for all our environments
-    letters = here / "env_letters.py"
-    if kind(env) == "yours":
-        return [Path(env.rpartition(":")[0])]
-    if kind(env) == "known":
-        from bridges.known import open_source
+def known_tasks():
+    """The module of `--env jsonl:FILE` and `reasoning_gym:NAME`."""
+    from bridges import known
 
-        return [letters, here / "bridges" / "known.py", *open_source(env).files]
-    rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []
-    return [*dict.fromkeys([letters, here / f"env_{env}.py"]), *rules]
-
-
-def eval_sets(cfg: Config, sweep: bool = False) -> dict[str, tuple]:
-    """What is evaluated: {name of a set of tasks: (is it trained on?, make_env)}.
-
-    The same name means the same tasks. sweep: swarm's other levels as well, which take
-    too long during a run.
-    """
-    own, levels = cfg.difficulty, levels_of(cfg.env)
-    others = {"letters": EVAL_TIERS, "yours": levels, "swarm": levels if sweep else ()}
-    chosen = {own}
-    if cfg.eval_other_tiers:
-        chosen.update(others.get(kind(cfg.env), ()))
-    return {
-        TASKS[kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
-            level == own,
-            partial(make_env, cfg, level),
-        )
-        # cfg's own level comes last if no curriculum has it: swarm's mixed
-        for level in dict.fromkeys([*levels, own])
-        if level in chosen
-    }
-
-
-def lists_of(env) -> str:
-    """A description of an Alphabet's lists: '3 turns, 1-4 names, power 8'."""
-    span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-    turns = span(env.min_turns, env.max_turns)
-    names = span(env.min_names, env.max_names)
-    a_turn = " a turn" if env.power_per_turn else ""
-    return f"{turns} turns, {names} names, power {env.similarity_power:g}{a_turn}"
-
-
-TASKS = {  # {kind: what a set of its tasks is called}
-    "letters": lambda env, name, level: f"tier {level}",
-    "alphabet": lambda env, name, level: lists_of(env),
-    "swarm": lambda env, name, level: f"{level} v{env.version}",
-    "known": lambda env, name, level: env.name,
-    "yours": lambda env, name, level: (
-        f"{short(name)}, level {level}" if levels_of(name) else short(name)
-    ),
-}
+    return known
 
 
 # --------------------------------------------------------------------- the command line
 
 
-def command_line(words: list[str]) -> tuple[Config, set[str]]:
-    """(the Config that these words ask for, the names of the flags that were typed)."""
+def command_line(
+    words: list[str], mistakes: dict[str, dict] | None = None
+) -> tuple[Config, set[str]]:
+    """(the Config that these words ask for, the names of the flags that were typed).
+
+    mistakes: {a mistake that --break makes on purpose: its settings}.
+    """
     cfg = tyro.cli(Config, args=words)
-    # again, with these as defaults: a typed flag wins
-    if cfg.preset in PRESETS or cfg.break_:
-        defaults = PRESETS.get(cfg.preset, {}) | mistake(cfg.break_)
+    defaults = PRESETS.get(cfg.preset, {}) | (mistakes or {}).get(cfg.break_, {})
+    if defaults:  # read the words again, with these as defaults: a typed flag wins
         typed_settings = cfg.set
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
         if cfg.env != defaults.get("env", cfg.env):
@@ -511,11 +573,6 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
     ways = lambda name: {option(name), option(f"no_{name}")}
     return cfg, {name for name in vars(cfg) if ways(name) & flags}
-
-
-def mistake(name: str) -> dict:
-    """The settings of a mistake to make on purpose (--break); {} for ""."""
-    return failures.settings(name) if name else {}
 
 
 def option(name: str) -> str:

@@ -5,12 +5,16 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (sample, compare, learn, look) x updates -> eval "final"
 
+This file plugs in what the chapters do without: speed (fast/) and records
+(bookkeeping/). learn/loop.py is the same loop without either.
+
 Without a GPU or the Hugging Face hub it trains a model from models/. If a run was
 killed, `--resume runs/NAME` continues it.
 """
 
 import os
 import sys
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -19,17 +23,19 @@ from pathlib import Path
 if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
     print("torch is loading, which takes seconds", flush=True)
 
-import evaluate
 import settings
-from bookkeeping import chat, refusals
-from bookkeeping.run import open_run
-from fast import parallel
+from bookkeeping import failures, refusals
+from bookkeeping.again import evaluate_only
+from bookkeeping.columns import columns
+from bookkeeping.pretrained import load_checked
+from bookkeeping.run import healthy_values, open_run, probe_report
+from chat import about, prompt_ids, read_template
+from evaluate import eval_sets
+from fast import logprobs, parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
 from grpo import compute_advantages, update
-from learn import failures
-from policy import adam, load_policy, set_learning_rate
-from rollout import prompt_ids
+from policy import PLAIN, How, Policy, adam, set_learning_rate
 from settings import Config, make_env
 from sft import sft
 
@@ -37,64 +43,64 @@ from sft import sft
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
     run = open_run(cfg, user_flags)  # its folder and, with --resume, its checkpoint
-    policy, rollouts = prepare(cfg, user_flags)
+    cfg, policy, new_env, rollouts = prepare(cfg, user_flags)
+    how = replace(how_to_compute(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
-    run.start(policy, optimizer)  # from its checkpoint, if there is one
+    run.start(cfg, policy, optimizer)  # from its checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
+    evaluate = partial(evaluate_stage, cfg, run, policy, rollouts, new_env)
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
-        evaluate_stage(cfg, run, policy, rollouts, "before")
-        # new_env() makes an environment. It is guarded: if it raises or hangs, its
-        # episode fails and the run goes on; but a demonstration that fails ends it.
-        new_env = partial(refusals.guarded, make_env, cfg, cfg.difficulty)
-        seeds = settings.sft_seeds(cfg)
+        evaluate("before")
+        demonstrations = settings.sft_seeds(cfg)
         # paused(): the sampler frees its memory meanwhile. learning(): gradients are
         # on, and their memory is freed at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
-            result = sft(policy, new_env, seeds, cfg, run.end_if_asked)
+            tasks = partial(new_env, cfg.difficulty)
+            result = sft(policy, tasks, demonstrations, cfg, how)
         run.log_sft(result)
-        run.warn(result["warnings"])  # if demonstrations are too long
         run.warn(refusals.prompt_warnings(policy, cfg))  # if SFT has other prompts
-        evaluate_stage(cfg, run, policy, rollouts, "after_sft")
-        run.save(policy, optimizer)
+        evaluate("after_sft")
+        run.save(policy, optimizer, how)
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    print(evaluate.healthy_values(cfg))
+    print(healthy_values(cfg))
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
         # fast/ahead.py gives the sampler the new weights, then calls rollout.play.
-        # state.level: how hard the tasks are (--curriculum raises it).
         groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
+        episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group?
-        advantages = compute_advantages(groups, cfg)  # [num_tasks, k]
+        compute_advantages(groups, cfg)  # Episode.advantages, one per sampled token
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
-        set_learning_rate(optimizer, settings.learning_rate(cfg, state.updates))
+        lr = settings.learning_rate(cfg, state.updates)
+        set_learning_rate(optimizer, lr)
         with rollouts.paused(), policy.learning():
-            stats = update(policy, optimizer, groups, advantages, cfg, reference)
+            result = update(policy, optimizer, episodes, cfg, reference, how)
+            stats = columns(result, groups, policy, cfg, how)
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
-        run.log(groups, evaluate.summarize(groups) | stats, rollouts)
-        if state.updates == 1:
-            print(evaluate.signal_verdict(groups))  # can GRPO learn from such a batch?
+        run.log(groups, stats | {"lr": lr}, rollouts)
+        state.level = run.next_level()  # how hard the tasks are: --curriculum raises it
         last = run.finished()
         if state.updates % cfg.eval_every == 0 and not last:
-            evaluate_stage(cfg, run, policy, rollouts, "train")
+            evaluate("train")
         if state.updates % cfg.save_every == 0 or last or run.stop_asked():
-            # two of the groups are kept, to be read
-            run.save(policy, optimizer, groups, advantages)
+            run.save(policy, optimizer, how, groups)  # and two groups, to be read
         run.end_if_asked()  # after Ctrl-C it has saved and ends here (see --resume)
-    evaluate_stage(cfg, run, policy, rollouts, "final")
+    evaluate("final")
     rollouts.close()
     return run.write_report()
 
 
 def prepare(cfg: Config, user_flags: set[str]):
-    """Load the model, get ready to play, and fill in cfg: (policy, rollouts).
+    """Load the model, get ready to play: (finished config, policy, new_env, rollouts).
 
-    cfg is changed here: some settings depend on the model, such as the learning rate,
-    or on the free memory.
+    The finished config has what depends on the model, such as the learning rate, and on
+    the free memory. new_env(level) makes an environment. It is guarded: if it raises or
+    hangs, its episode fails and the run goes on.
     """
     if cfg.break_:
         failures.put_in(cfg.break_)  # a mistake on purpose
@@ -104,26 +110,24 @@ def prepare(cfg: Config, user_flags: set[str]):
     # follow the first one's choice.
     choice = choose_model(*settings.model_request(cfg, user_flags))
     model, reason, to_fit = parallel.broadcast(choice)
-    # Some chat templates write the date.
     today = parallel.broadcast(cfg.today or date.today().isoformat())
-
     # Load it. (With --async-rollouts the process that samples loads it, too.)
-    load = partial(
-        load_policy, model, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, today
-    )
+    lora = cfg.lora_rank, cfg.lora_alpha
+    load = partial(load_checked, model, *lora, cfg.device, cfg.seed, today)
     policy = load()
 
-    # Fill in what depends on the model.
-    settings.fill_in_defaults(cfg, policy.n_parameters, reason, model, to_fit)
-    print(chat.about(policy.tokenizer, today))
-    # The date is kept, for --resume, only if the template writes it.
-    cfg.today = today if chat.read_template(policy.tokenizer).dated else ""
+    # The date is kept, for --resume, only if the chat template writes it.
+    dated = today if read_template(policy.tokenizer).dated else ""
+    cfg = settings.complete(cfg, policy.n_parameters, model, to_fit, dated)
+    print(
+        f"{reason}\nchosen for {policy.n_parameters / 1e6:.1f}M parameters: lr "
+        f"{cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}, max_tokens "
+        f"{cfg.max_tokens}\n{about(policy.tokenizer, today)}"
+    )
     refusals.check(cfg)  # main has checked the flags, this checks what was filled in
-
-    # Fill in what depends on memory, judging by the length of a first prompt.
-    # env_of_level(level) -> an environment, guarded as above
-    env_of_level = partial(refusals.guarded, make_env, cfg)
-    env = env_of_level(cfg.difficulty)
+    new_env = partial(refusals.guarded, make_env, cfg)
+    # An update has to fit the memory, judging by the length of a first prompt.
+    env = new_env(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
     turns = getattr(env, "max_turns", 1)
@@ -131,32 +135,44 @@ def prepare(cfg: Config, user_flags: set[str]):
     print(line, end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
-    return policy, open_rollouts(
-        cfg, policy, load, env_of_level, task_seeds=partial(settings.task_seeds, cfg)
-    )
+    seeds = partial(settings.task_seeds, cfg)
+    rollouts = open_rollouts(cfg, policy, load, new_env, task_seeds=seeds)
+    return cfg, policy, new_env, rollouts
+
+
+def how_to_compute(cfg: Config, policy: Policy) -> How:
+    """The faster way of fast/, or the chapters' own with --plain; in all processes."""
+    how = replace(PLAIN, deal=parallel.shard, add_up=parallel.add_up)
+    if cfg.plain:
+        return how
+    shares = logprobs.shares_prompts(policy.lm)
+    return replace(how, forward=logprobs.forward, shares_prompts=shares)
 
 
 def probe(cfg: Config, user_flags: set[str]) -> None:
     """--probe: SFT, a first batch, and what GRPO could learn from it. Saves nothing."""
-    policy, rollouts = prepare(cfg, user_flags)
+    cfg, policy, new_env, rollouts = prepare(cfg, user_flags)
+    how = how_to_compute(cfg, policy)
     with rollouts.paused(), policy.learning():
-        new_env = partial(refusals.guarded, make_env, cfg, cfg.difficulty)
-        sft(policy, new_env, settings.sft_seeds(cfg), cfg, end_if_asked=lambda: None)
+        tasks = partial(new_env, cfg.difficulty)
+        sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
     level = settings.levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
-    print(*evaluate.probe_report(rollouts.batch(0, level), cfg), sep="\n")
+    groups = rollouts.batch(0, level)
+    compute_advantages(groups, cfg)
+    print(*probe_report(groups, cfg), sep="\n")
     rollouts.close()
 
 
-def evaluate_stage(cfg: Config, run, policy, rollouts, stage: str) -> None:
+def evaluate_stage(cfg: Config, run, policy, rollouts, new_env, stage: str) -> None:
     """Play the development tasks greedily; stage: before, after_sft, train or final."""
     with run.clock("eval"):
-        done = run.state.updates
-        greedy = partial(rollouts.greedy, update=done)
-        sets, seeds = settings.eval_sets(cfg), settings.dev_seeds(cfg)
-        results = evaluate.evaluate_policy(
-            policy, greedy, sets, seeds, run.folder, stage, done
-        )
-        run.log_evaluation(results)
+        seeds = settings.dev_seeds(cfg)
+        sets = eval_sets(cfg, new_env)
+        bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
+        for tasks, (trained, new_task) in bar:
+            groups = rollouts.greedy(new_task, seeds, update=run.state.updates)
+            run.log_evaluation(policy, groups, tasks, trained, stage)  # [n][1]
+        run.look_at_evaluations()
 
 
 def main() -> None:
@@ -164,13 +180,14 @@ def main() -> None:
     speak_utf8()
     parallel.start()
     with refusals.errors_in_one_sentence():
-        cfg, user_flags = settings.command_line(sys.argv[1:])
+        mistakes = failures.SETTINGS
+        cfg, user_flags = settings.command_line(sys.argv[1:], mistakes)
         if cfg.api_base:
             from bridges.api import evaluate_api  # another model, over HTTP
 
             return evaluate_api(cfg)
         if cfg.eval_only:
-            return evaluate.evaluate_only(cfg, user_flags)
+            return evaluate_only(cfg, user_flags)
         # Refuse what cannot work, before a model is loaded. (With --resume, open_run
         # checks the flags together with those of the run's folder.)
         if not cfg.resume and parallel.rank() == 0:

@@ -205,14 +205,28 @@ def take_typed(flag: str, cfg, given, names: set[str], may_change) -> None:
 CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=.*:", re.DOTALL)
 
 
+def sources(env: str) -> list[Path]:
+    """The files that decide what an environment's tasks are and what they pay."""
+    here = Path(settings.__file__).resolve().parent
+    # it also splits thoughts from answers, for all our environments
+    letters = here / "env_letters.py"
+    if settings.kind(env) == "yours":
+        return [Path(env.rpartition(":")[0])]
+    if settings.kind(env) == "known":
+        known = settings.known_tasks()
+        return [letters, Path(known.__file__), *known.open_source(env).files]
+    rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []
+    return [*dict.fromkeys([letters, here / f"env_{env}.py"]), *rules]
+
+
 def code_hash(env: str) -> str:
-    """A hash of the files that determine an environment's tasks and rewards (settings.sources).
+    """A hash of the files that determine an environment's tasks and rewards (sources).
 
     In Python files neither comments nor layout count; in others every byte does.
     """
     tree = lambda file: ast.dump(ast.parse(file.read_bytes())).encode()
     content = lambda file: tree(file) if file.suffix == ".py" else file.read_bytes()
-    whole = b"".join(content(file) for file in settings.sources(env) if file.exists())
+    whole = b"".join(content(file) for file in sources(env) if file.exists())
     return hashlib.sha256(whole).hexdigest()[:16]
 
 

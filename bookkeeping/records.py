@@ -195,14 +195,12 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def save_episodes(
-    folder: Path, update: int, stage: str, policy, groups, advantages=None, ratios=None
-):
+def save_episodes(folder: Path, update: int, stage: str, policy, groups, ratios=None):
     """Add groups of episodes to episodes.jsonl.
 
-    stage: of an evaluation. If it is "", these are groups of a training batch, with the advantages
-    [G, k] that were trained on; ratios[g][i] has the importance ratio, after the update, of each
-    token that episode i of group g sampled.
+    stage: of an evaluation. If it is "", these are groups of a training batch, with advantages;
+    ratios[g][i] has the importance ratio, after the update, of each token that episode i of group g
+    sampled.
     """
     for g, group in enumerate(groups):
         for i, e in enumerate(group):
@@ -214,7 +212,7 @@ def save_episodes(
                 "member": i,
                 "seed": e.seed,
                 "reward": e.reward,
-                "advantage": None if stage else one_number(advantages[g][i]),
+                "advantage": None if stage else mean_advantage(e),
                 "components": e.components,
                 "stop_reason": e.stop_reason,
                 "error": e.error,
@@ -228,9 +226,9 @@ def save_episodes(
     thin(folder / "episodes.jsonl")
 
 
-def one_number(advantage) -> float:
-    """An episode's advantage, or the mean of those of its tokens."""
-    return round(float(advantage.sum()) / max(1, advantage.numel()), 4)
+def mean_advantage(episode) -> float:
+    """The mean of the advantages of an episode's tokens: usually they are one number."""
+    return round(sum(episode.advantages) / max(1, len(episode.advantages)), 4)
 
 
 def segments(policy, episode, ratios: list[float] | None) -> Iterator[dict]:

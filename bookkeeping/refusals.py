@@ -35,16 +35,18 @@ from pathlib import Path
 import rollout
 import sft
 from bookkeeping import folder
-from bookkeeping.presets import BY_ENV, PRESETS
+from bookkeeping.columns import COLUMNS
+from bookkeeping.failures import SETTINGS
 from bookkeeping.records import printable
 from fast import machine, parallel
 from fast.ahead import SECONDS
-from fast.batches import COLUMNS, IMPORTANCE
-from grpo import LOSSES
+from grpo import IMPORTANCE, LOSSES
 from settings import (
+    BY_ENV,
     DEV_SEEDS,
     MOST_UPDATES,
     OF_ENVIRONMENTS,
+    PRESETS,
     SFT_SEEDS,
     TRAIN_SEEDS,
     Config,
@@ -55,7 +57,6 @@ from settings import (
     kind,
     levels_of,
     make_env,
-    mistake,
     option,
     promote_of,
     short,
@@ -135,6 +136,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         lambda c, x: c.break_ and c.env != "letters",
         "--break makes its mistakes in letters; leave one of the two out",
     ),
+    ("break_", lambda c, x: x and x not in SETTINGS, f"choose {', '.join(SETTINGS)}"),
     (
         "break_",
         lambda c, x: c.break_ and leaves_the_process(c),
@@ -261,7 +263,7 @@ def is_stale(cfg: Config) -> bool:
 
 def leaves_the_process(cfg: Config) -> bool:
     """Would a mistake made on purpose have to be made where it cannot be?"""
-    own = mistake(cfg.break_).get("async_rollouts", 0)
+    own = SETTINGS[cfg.break_].get("async_rollouts", 0)
     return cfg.plain or cfg.engine == "vllm" or cfg.async_rollouts != own
 
 
@@ -321,10 +323,17 @@ def answer_of(found) -> tuple[list[dict], bool]:
 
 
 def numbers_of(found) -> dict[str, float]:
-    marks = {text_of(name): float(value) for name, value in dict(found).items()}
+    marks = dict(found)
+    turn_rewards = marks.pop("turn_rewards", None)
+    marks = {text_of(name): float(value) for name, value in marks.items()}
     if not (math.isfinite(marks["reward"]) and TAKEN.isdisjoint(marks)):
         raise ValueError
-    return marks
+    if turn_rewards is None:
+        return marks
+    turn_rewards = [float(reward) for reward in turn_rewards]
+    if not all(map(math.isfinite, turn_rewards)):
+        raise ValueError
+    return marks | {"turn_rewards": turn_rewards}
 
 
 ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answer should be)
@@ -339,7 +348,8 @@ ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answ
     ),
     "score": (
         numbers_of,
-        'a dict of named numbers with a finite "reward"',
+        'a dict of named numbers with a finite "reward", and perhaps "turn_rewards", a list of '
+        "numbers",
     ),
     "expert_reply": (text_of, "a text"),
 }

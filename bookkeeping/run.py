@@ -1,9 +1,8 @@
 """A run's records: its logs, its state, its checkpoints, its signals.
 
 train.py reports what happened (`log`, `save`, `write_report`), and a Run writes it down, prints it,
-asks the doctor whether something looks wrong, and sends it to wandb. It holds no policy, and
-decides nothing but the level of a curriculum. If torchrun has started several processes, each has a
-Run, but only the first one's folder is kept.
+asks the doctor whether something looks wrong, and sends it to wandb. It holds no policy. If
+torchrun has started several processes, each has a Run, but only the first one's folder is kept.
 """
 
 import os
@@ -19,18 +18,21 @@ from importlib import metadata
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 import metrics
+from batch import collate
 from bookkeeping import doctor, records, report
 from bookkeeping import folder as run_folder
+from evaluate import eval_line, eval_sets, headline, summarize, without_failed
 from fast import parallel
 from fast.ahead import SECONDS
-from fast.batches import collate
 from fast.machine import peak_memory
-from grpo import forward
-from settings import eval_sets, levels_of, promote_of
+from policy import How
+from rollout import Episode
+from settings import Config, levels_of, promote_of
 
 # What is printed of an update: a column of metrics.jsonl, its title, and its format. Without a
 # signal nothing was trained, and there is no entropy and no ratio.
@@ -85,9 +87,12 @@ class Run:
     after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
     wandb: object = None  # with --wandb, its run; only the first process has one
 
-    def start(self, policy, optimizer) -> None:
-        """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
-        cfg, first = self.cfg, parallel.rank() == 0
+    def start(self, cfg, policy, optimizer) -> None:
+        """Write the config; put the checkpoint, if there is one, into policy and optimizer.
+
+        cfg: the finished one, with all that depends on the model.
+        """
+        self.cfg, first = cfg, parallel.rank() == 0
         if first and not self.home:
             self.home, self.keep = run_folder.make_folder(cfg)
         self.home = self.folder = parallel.broadcast(self.home)
@@ -167,20 +172,20 @@ class Run:
             self.after_sft = {name: p.detach().clone() for name, p in policy.trainable().items()}
         return self.after_sft or None
 
-    def log(self, groups, stats: dict, rollouts) -> None:
+    def log(self, groups, columns: dict, rollouts) -> None:
         """Record an update: in metrics.jsonl, in wandb, on the screen; and let the doctor see it.
 
-        stats: the batch's results (evaluate.summarize), and the update's statistics.
+        columns: of the update (bookkeeping/columns.py).
         """
         state = self.state
-        line = {"update": state.updates, "level": rollouts.level, **stats}
+        line = {"update": state.updates, "level": rollouts.level, **summarize(groups), **columns}
         for part, seconds in rollouts.seconds.items():
             line[f"seconds_{part}"] = seconds
             state.seconds[part] += seconds
         state.tokens["sampled"] += sum(
             e.reply_tokens for group in groups for e in group if e.stop_reason != "error"
         )
-        state.tokens["trained"] += stats["trained_tokens"]
+        state.tokens["trained"] += line["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
         if self.wandb:
@@ -189,8 +194,8 @@ class Run:
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
         self.warn(doctor.symptoms(self.lines))
-        if self.cfg.curriculum and state.level != self.cfg.difficulty:
-            self.climb()
+        if state.updates == 1:
+            print(signal_verdict(groups))
 
     def rewards(self, measure: str = "reward") -> list[float]:
         """The mean of a measure in every update so far, at this level.
@@ -201,12 +206,16 @@ class Run:
         level = self.state.level
         return [line.get(measure, 0.0) for line in self.lines if line.get("level") == level]
 
-    def climb(self) -> None:
-        """One level up if this one is surely good enough (settings.promote_of)."""
-        measure, enough = promote_of(self.cfg.env)
-        if metrics.passed(self.rewards(measure), enough):
-            levels = levels_of(self.cfg.env)
-            self.state.level = levels[levels.index(self.state.level) + 1]
+    def next_level(self):
+        """One level up if this one is surely good enough (settings.promote_of), else the same."""
+        cfg, level = self.cfg, self.state.level
+        measure, enough = promote_of(cfg.env)
+        if not cfg.curriculum or level == cfg.difficulty:
+            return level
+        if not metrics.passed(self.rewards(measure), enough):
+            return level
+        levels = levels_of(cfg.env)
+        return levels[levels.index(level) + 1]
 
     def finished(self) -> bool:
         """Are the updates done? Both ends may wait for the training reward to settle."""
@@ -220,6 +229,7 @@ class Run:
         """Record what sft() returns: each step's loss, and how many tokens were shown."""
         losses = found["losses"]
         self.state.tokens |= {"sft": found["tokens"], "trained": found["tokens"]}
+        self.warn(left_out(found, self.cfg.max_tokens))
         if not losses:
             return
         records.write_lines(
@@ -231,21 +241,19 @@ class Run:
             ends = {f"sft/{name}": loss for name, loss in self.state.sft.items()}
             log_wandb(self.wandb, {"update": 0, **ends})
 
-    def log_evaluation(self, results: dict[str, dict]) -> None:
-        """Send an evaluation to wandb and the doctor; evaluate.py has written evals.jsonl.
-
-        results: {tasks: {measure: its interval}}.
-        """
-        evals = records.lines(self.folder / "evals.jsonl")
+    def log_evaluation(self, policy, groups, tasks: str, trained: bool, stage: str) -> None:
+        """Record an evaluation of one set of tasks; also in wandb."""
+        done = self.state.updates
+        found = record_evaluation(self.folder, policy, groups, tasks, trained, stage, done)
         if self.wandb:
             # It has one row per update, and before and after SFT are both update 0.
-            when = "eval" if evals[-1]["stage"] != "before" else "before"
-            means = {
-                f"{when}/{tasks}/{name}": found.mean
-                for tasks, measures in results.items()
-                for name, found in measures.items()
-            }
-            log_wandb(self.wandb, {"update": self.state.updates, **means})
+            when = "before" if stage == "before" else "eval"
+            means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
+            log_wandb(self.wandb, {"update": done, **means})
+
+    def look_at_evaluations(self) -> None:
+        """Let the doctor see them."""
+        evals = records.lines(self.folder / "evals.jsonl")
         self.warn(doctor.symptoms(doctor.of_run(evals, self.cfg.sft_steps), doctor.EVALUATED))
 
     def warn(self, symptoms: dict[str, str]) -> None:
@@ -263,11 +271,17 @@ class Run:
         yield
         self.state.seconds[part] += time.monotonic() - started
 
-    def save(self, policy, optimizer, groups=None, advantages=None) -> None:
+    def bar(self, steps: list):
+        """The steps, with a progress bar; between two of them, the run may be stopped."""
+        for step in parallel.bar(steps, desc="SFT", disable=not steps):
+            yield step
+            self.end_if_asked()
+
+    def save(self, policy, optimizer, how: How, groups=()) -> None:
         """Save a checkpoint, and two groups of the last batch to read."""
-        update, shown = self.state.updates, (groups or [])[:2]
-        ratios = [[ratios_of(policy, e, self.cfg, update) for e in group] for group in shown]
-        records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
+        update, shown = self.state.updates, groups[:2]
+        ratios = [[ratios_of(policy, e, self.cfg, how, update) for e in g] for g in shown]
+        records.save_episodes(self.folder, update, "", policy, shown, ratios)
         self.state.seconds["total"] = time.monotonic() - self.began
         if parallel.rank() == 0:
             run_folder.save_checkpoint(
@@ -322,7 +336,7 @@ def open_run(cfg, typed: set[str]) -> Run:
 
 
 @torch.no_grad()
-def ratios_of(policy, e, cfg, update: int) -> list[float]:
+def ratios_of(policy, e: Episode, cfg, how: How, update: int) -> list[float]:
     """The importance ratios of an episode's sampled tokens, under the current policy.
 
     Raises FloatingPointError if the policy's log-probs are no longer finite: such weights must not
@@ -331,10 +345,57 @@ def ratios_of(policy, e, cfg, update: int) -> list[float]:
     if not e.token_ids:  # the environment gave no task
         return []
     batch = collate([e], policy.tokenizer.pad_token_id, policy.device)
-    now = forward(policy, batch, cfg).logprobs  # [M]
+    now = how.forward(policy, batch.ids, batch.mask, cfg.temperature, False).logprobs  # [M]
     if not now.isfinite().all():
         raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
-    return (now - batch.behaviour).exp().tolist()
+    return (now - batch.sampler_logprobs).exp().tolist()
+
+
+def record_evaluation(
+    folder: Path, policy, groups, tasks: str, trained: bool, stage: str, update: int
+) -> dict[str, metrics.Interval]:
+    """Write and print how one set of tasks was played, [n][1]; returns its headline.
+
+    Each task's result goes to evals.jsonl; of the trained set, a few whole episodes to
+    episodes.jsonl. stage: before, after_sft, train, final or eval_only. ValueError if all episodes
+    failed.
+    """
+    played = [e for [e] in without_failed(groups)]
+    failed = {i: e.error for i, [e] in enumerate(groups) if e.stop_reason == "error"}
+    line = eval_line(update, stage, tasks, trained, played, failed)
+    records.append(folder / "evals.jsonl", line)
+    if trained:
+        records.save_episodes(folder, update, stage, policy, worth_reading(groups))
+    found = headline(played)
+    shown = "  ".join(f"{name} {x}" for name, x in found.items())
+    head = f"eval {stage:10} update {update:4}  {tasks}  {shown}"
+    records.say(folder, head + records.broken(groups))
+    return found
+
+
+def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
+    """The first eight groups; if the environment has no `exact`, also the best one."""
+    played = without_failed(groups)
+    first, best = groups[:8], max(played, key=lambda g: g[0].reward)
+    graded = any("exact" not in g[0].components for g in played)
+    return [*first, best] if graded and best not in first else first
+
+
+def left_out(found: dict, max_tokens: int) -> dict[str, str]:
+    """{symptom: sentence} about demonstrations that sft() did not show."""
+    n, beyond, long = found["demonstrations"], found["beyond_context"], found["too_long"]
+    warnings = {}
+    if beyond:
+        warnings["beyond the context"] = (
+            f"{beyond} of {n} demonstrations are longer than the model's context and are left out"
+        )
+    if long:
+        fate = "left out" if long + beyond < n else "shown, as there are no others"
+        warnings["too long"] = (
+            f"{long} of {n} demonstrations have a reply longer than --max-tokens {max_tokens}, "
+            f"which RL would cut; they are {fate}"
+        )
+    return warnings
 
 
 def one_line(line: dict) -> str:
@@ -445,3 +506,53 @@ def finish_wandb(run, folder: Path, about: dict) -> None:
         }
     )
     run.finish()
+
+
+# ------------------------------------------------------------- is there a signal in a batch?
+
+
+def signal_verdict(groups: list[list[Episode]]) -> str:
+    """Does GRPO have something to learn from a batch [G][k]?"""
+    played = without_failed(groups)
+    signal = sum(any(any(e.advantages) for e in g) for g in played)
+    now = f"{signal} of {len(played)} groups have a signal"
+    if signal >= doctor.FEW * len(played):
+        return f"{now}: GRPO has something to learn from"
+    if np.mean([e.reward for g in played for e in g]) > 0.9:
+        return f"{now}, and the tasks are solved: give it harder ones"
+    cure = doctor.cure("few groups", doctor.OURS)
+    return f"{now}: GRPO will hardly move; try {cure}"
+
+
+def healthy_values(cfg: Config) -> str:
+    """A line to print before the first update: which ratio and loss are healthy."""
+    if cfg.epochs > 1 or cfg.async_rollouts:
+        return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
+    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
+        return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+    # dr_grpo and dapo weight by length; the value of a log-prob is nowhere near 0, nor
+    # is a KL term
+    return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
+
+
+def probe_report(groups: list[list[Episode]], cfg: Config) -> list[str]:
+    """What GRPO could learn from a batch [G][k], in a few lines, the verdict last."""
+    played = without_failed(groups)
+    episodes = [e for g in played for e in g]
+    right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
+    lengths = [e.reply_tokens for e in episodes]
+    line = summarize(groups)
+    different = [len({tuple(e.token_ids) for e in g}) for g in played]
+    texts = (m["content"] for m in episodes[0].messages if m["role"] == "assistant")
+    reply = next(texts, "")[-200:]
+    return [
+        f"replies     {len(episodes)}, {line.get('format', 1):.0%} in the right format",
+        f"length      {line['reply_tokens']:.0f} tokens, at most {max(lengths)}; "
+        f"{line['truncated']:.0%} are cut at --max-tokens {cfg.max_tokens}",
+        f"different   {np.mean(different):.1f} of {cfg.k} replies to a task",
+        f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",
+        f"pass@1      {metrics.mean([np.mean(g) for g in right])} of full marks",
+        f"pass@{cfg.k:<7}{metrics.mean([float(any(g)) for g in right])}",
+        f"a reply     {reply!r}, reward {episodes[0].reward:g}",
+        signal_verdict(groups),
+    ]

@@ -45,13 +45,13 @@ import openai
 from tqdm import tqdm
 
 from bookkeeping import records, report
-from bookkeeping.chat import QWEN, in_plain_words
 from bookkeeping.folder import code_hash, make_folder
 from bookkeeping.refusals import Guarded, check, preflight
+from chat import QWEN, in_plain_words
 from env_letters import split_thinking
-from evaluate import eval_line
+from evaluate import eval_line, eval_sets
 from rollout import EnvironmentFailed, Episode, finish
-from settings import Config, by_size, dev_seeds, eval_sets, fill, kind
+from settings import Config, by_size, dev_seeds, fill, kind
 from swarm.tools import written
 
 RETRIES = 5  # per request; the client's pause starts at half a second and doubles each time

@@ -35,8 +35,9 @@ from safetensors import SafetensorError
 
 from bookkeeping import records, report
 from bookkeeping.folder import find_checkpoint, load_checkpoint, readable
+from fast.machine import first_line
 from fast.vllm_engine import room_for
-from policy import EMBEDDED, first_line, load_policy
+from policy import EMBEDDED, load_policy
 
 
 def base_of(summary: dict) -> str:

@@ -17,7 +17,7 @@ ours, token for token, in all three environments. TRL gets
 What is the same as in train.py, and what is not:
 
     same       tasks, prompts, tokens, mask, rewards; k, batch, learning rate; the loss's clip
-               (grpo.CLIP), the gradient's at 1; the KL as DeepSeekMath has it (by default TRL
+               (grpo.LOSSES), the gradient's at 1; the KL as DeepSeekMath has it (by default TRL
                1.16 puts the ratio in front: --use_bias_correction_kl true)
     differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
                not repeat our samples; no SFT, no evaluation (train.py does both: docs/hardware.md);
@@ -41,10 +41,11 @@ import torch
 
 import settings
 from bookkeeping import refusals
-from bookkeeping.chat import about, read_template
-from fast.machine import choose_model
-from grpo import CLIP, MAX_GRAD_NORM
-from policy import EMBEDDED, Policy, Sample, in_bfloat16, lora_config, pick_device
+from chat import about, read_template
+from fast.machine import choose_model, in_bfloat16, pick_device
+from grpo import LOSSES as OURS
+from grpo import MAX_GRAD_NORM
+from policy import EMBEDDED, Policy, Sample, lora_config
 from rollout import play
 
 # Our loss -> TRL's loss_type and importance_sampling_level. As with ours, its grpo is the mean over
@@ -156,9 +157,9 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
             f"{batch} episodes (--num-tasks times --k) cannot be shared by {processes} processes; "
             "use a multiple",
         )
-    low, high = CLIP[cfg.loss]
-    if cfg.loss == "cispo":  # there TRL's value is the largest ratio itself
-        high += 1
+    low, high = OURS[cfg.loss].clip
+    if cfg.loss == "cispo":  # there TRL's value is the largest ratio itself, and low is not read
+        low, high = 1.0, high + 1
     device = pick_device(cfg.device)
     narrow = in_bfloat16(device) and cfg.model not in EMBEDDED  # those are small: float32
     return {
@@ -232,7 +233,8 @@ def make_trainer(ours: list[str], theirs: list[str]):
             cfg, unread[0], "TRL has its own, to be set behind `--`, or none; leave it out"
         )
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
-    settings.fill_in_defaults(cfg, size_of(model), why)
+    print(why)
+    cfg = settings.complete(cfg, size_of(model), model, {})
     parser = HfArgumentParser(trl.GRPOConfig)
     parser.set_defaults(**arguments(cfg, PartialState(cpu=cfg.device == "cpu").num_processes))
     (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)

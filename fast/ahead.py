@@ -6,9 +6,9 @@
     trainer                | train 0  | train 1  | train 2  | …   is trained, by weights that are
                                                                   one update old
 
-`InTurn` and `Ahead` have the same methods, so the loop in train.py does not know which one it has.
-Running ahead has a price: from batch N = --async-rollouts on, every batch is N updates old when it
-is trained on (Episode.age). --importance chooses how to correct for that (fast/batches.py). The lag
+`SyncRollouts` and `AsyncRollouts` have the same methods, so the loop in train.py does not know
+which one it has. Running ahead has a price: from batch N = --async-rollouts on, every batch is N
+updates old when it is trained on (Episode.age). --importance corrects for that (grpo.py). The lag
 does not depend on which process is faster, because batch u + N is requested when update u begins.
 So an async run with the same seed gives the same numbers. (Not after --resume: the batches that
 were under way are then sampled with the weights of the checkpoint.)
@@ -66,7 +66,7 @@ def make_sampler(cfg, policy: Policy):
     )
 
 
-class InTurn:
+class SyncRollouts:
     """Rollouts in the trainer's own process: sample, then train, then sample again.
 
     After `batch`, `seconds` says where this update's time went, and `level` which level was played.
@@ -139,13 +139,29 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
     started = time.monotonic()
     sampler.sync(version)
     synced = time.monotonic()
-    sampler.seconds = 0.0  # spent sampling: sample_each adds them up
-    groups = play(policy, sampler, *job)
+    timed = Timed(sampler)
+    groups = play(policy, timed, *job)
     return groups, dict.fromkeys(SECONDS, 0.0) | {
-        "rollout": sampler.seconds,
-        "environment": time.monotonic() - synced - sampler.seconds,
+        "rollout": timed.seconds,
+        "environment": time.monotonic() - synced - timed.seconds,
         "sync": synced - started,
     }
+
+
+class Timed:
+    """A sampler, with the seconds that it samples for."""
+
+    def __init__(self, sampler):
+        self.sampler, self.seconds = sampler, 0.0
+
+    def __getattr__(self, name: str):
+        return getattr(self.sampler, name)  # version, max_len
+
+    def sample(self, *prompts, **how):
+        started = time.monotonic()
+        samples = self.sampler.sample(*prompts, **how)
+        self.seconds += time.monotonic() - started
+        return samples
 
 
 # ------------------------------------------------------------------------------------------ ahead
@@ -234,7 +250,7 @@ class SecondProcess:
         self.process.join()
 
 
-class Ahead(InTurn):
+class AsyncRollouts(SyncRollouts):
     """Rollouts that a SecondProcess plays ahead of the trainer; `sampler` is that process."""
 
     def ask(self, job: tuple, version: int) -> Callable:
@@ -253,7 +269,7 @@ class Ahead(InTurn):
 
 
 def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):
-    """Who plays the episodes: this process (InTurn) or, with --async-rollouts, a second (Ahead).
+    """Who plays the episodes: this process or, with --async-rollouts, a second one.
 
     load() -> another copy of the policy; make_env(level) -> an environment; task_seeds(update) ->
     seeds; evaluations need none of these. Also sets torch's CPU threads: a second process gets half
@@ -264,5 +280,5 @@ def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None
     print(machine.here(cfg, policy))
     if cfg.async_rollouts:
         second = SecondProcess(load, partial(make_sampler, cfg), threads)
-        return Ahead(cfg, policy, second, make_env, task_seeds)
-    return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
+        return AsyncRollouts(cfg, policy, second, make_env, task_seeds)
+    return SyncRollouts(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)

@@ -4,7 +4,7 @@
                   hidden_states              token_logprobs: a chunk of them at once
 
 M tokens were sampled. All others (prompts, what an environment says, padding) are only read.
-policy.plain_logprobs computes the same in ten lines. These tricks are exact up to rounding:
+policy.plain_forward computes the same in ten lines. These tricks are exact up to rounding:
 
     run a group's prompt once, its replies attend to it    in letters rows are mostly prompt
     run rows of similar length together                    less padding; on a CPU also few enough
@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from fast.batches import pieces
+from batch import pieces
 from fast.layers import FAMILIES, attends_to_all, by_our_layers, only_lora_learns, written_out
-from policy import Policy, logprobs_and_entropy
+from policy import Output, Policy, logprobs_and_entropy, plain_forward
 
 CHUNK = 512  # tokens in the head at once
 FEW_TOKENS = 64  # the same, on a CPU if the head learns; with 32 SmolLM2 takes half as long again
@@ -179,7 +179,7 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
               predicts   how  many <a>  ...
 
     Returns logprobs, entropies: [M] float32, M = mask.sum(), row after row; nats, at `temperature`.
-    Gradients flow through the log-probs only; policy.plain_logprobs has them for both.
+    Gradients flow through the log-probs only; policy.plain_forward has them for both.
 
     The logits of all positions at once, N·T·V floats, are the most common way for RL code to run
     out of memory (V is 151,936 for Qwen3). So the layers run once, and only masked positions go on
@@ -205,6 +205,13 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
     parts = zip(hidden.to(head.weight.dtype).split(chunk), targets.split(chunk))
     logprobs, entropies = map(torch.cat, zip(*(predict(*part) for part in parts)))
     return logprobs, entropies.detach()
+
+
+def forward(policy: Policy, ids, mask, temperature: float = 1.0, logits: bool = False) -> Output:
+    """policy.plain_forward, fast. A loss that reads the logits gets the plain way itself."""
+    if logits:
+        return plain_forward(policy, ids, mask, temperature)
+    return Output(*token_logprobs(policy, ids, mask, temperature))
 
 
 def by_rows(head, n: int, scale: float, hidden: torch.Tensor, targets: torch.Tensor):
@@ -278,7 +285,7 @@ def logit_scale(lm: torch.nn.Module) -> float:
 if __name__ == "__main__":
     from torch.nn.utils import parameters_to_vector
 
-    from policy import PICO, load_policy, plain_logprobs
+    from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     ids = torch.randint(11, 1024, (8, 184))  # [k, T]: eight replies of 64 tokens …
@@ -286,8 +293,8 @@ if __name__ == "__main__":
     mask = torch.arange(183).expand(8, -1) >= 119
     weights = list(policy.trainable().values())
     plain, shared = (
-        parameters_to_vector(torch.autograd.grad(how(policy, ids, mask)[0].sum(), weights))
-        for how in (plain_logprobs, token_logprobs)
+        parameters_to_vector(torch.autograd.grad(way(policy, ids, mask).logprobs.sum(), weights))
+        for way in (plain_forward, forward)
     )
     gap = ((plain - shared).abs().max() / plain.abs().max()).item()
     print(f"eight prompts run as one change gradients by {gap:.0e} of the largest")

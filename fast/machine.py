@@ -28,11 +28,12 @@ from pathlib import Path
 
 import psutil
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from fast import parallel
 from fast.logprobs import SHORT, token_logprobs
-from policy import BIG, EMBEDDED, PICO, PICO_SWARM, Policy, in_bfloat16, pick_device
+from policy import EMBEDDED, PICO, PICO_SWARM, Policy
 
 # -------------------------------------------------------------------------------------- the system
 
@@ -163,6 +164,60 @@ def give_back_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+def first_line(error: Exception) -> str:
+    """An error in one line, to be quoted in a sentence of ours."""
+    line = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {line}"[:300]
+
+
+# ---------------------------------------------------------------------------------------- devices
+
+FOR_MPS = 50e6  # parameters from which a Mac's GPU is used: a guess, not measured
+
+
+def pick_device(device: str, n_parameters: float = 0) -> str:
+    """What --device means here, for a model of that size.
+
+    auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the embedded ones,
+    whose steps are dominated by the time it takes to start each operation; else the CPU. SystemExit
+    if there is no such device.
+    """
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+        "meta": True,  # it holds no numbers: tests plan on it
+    }
+    if device == "auto":
+        # gloo, which adds up gradients of several processes, cannot do so on MPS
+        on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
+        return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
+    kind, _, index = device.partition(":")
+    in_range = not index or (index.isdigit() and int(index) < torch.cuda.device_count())
+    if not (there.get(kind) and in_range):
+        known = [name for name, is_here in there.items() if is_here and name != "meta"]
+        raise SystemExit(f"--device {device}: torch finds none here; there is {', '.join(known)}")
+    return device
+
+
+# Parameters up to which a model computes in float32 on every card. SmolLM2 (135M) took no more time
+# in it on an H200, and clip, the default of --importance for its size, goes wrong in bfloat16
+# (grpo.py; results/card.json). 200M is a guess from that one model.
+SMALL = 200e6
+
+
+def in_bfloat16(device, n_parameters: float = inf) -> bool:
+    """Does a model of this size compute in bfloat16 on this device?
+
+    Not on CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which a T4
+    would compute faster, ends at 65,504: its gradients would need to be scaled, and nothing here
+    does that.
+    """
+    kind = torch.device(device).type
+    ampere = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    return (ampere or kind == "meta") and n_parameters > SMALL
+
+
 # --------------------------------------------------------------------------------- CPU and engine
 
 NARROW, MOST_THREADS = 512, 8  # most channels of a narrow model, most threads for it; a guess
@@ -255,6 +310,7 @@ def here(cfg, policy: Policy) -> str:
 # update of it fit, with vLLM or without. They change how an update is computed and never what is
 # learnt. All are computed from the models' shapes and none was measured; on an H200 a 4B took 42.4
 # GiB where 43.8 were computed (docs/hardware.md).
+BIG = "Qwen/Qwen3-4B-Instruct-2507"
 SMALLER, CHECKPOINTED = {"micro_tokens": 4096}, {"gradient_checkpointing": True}
 SHARE, HALF = {"vllm_memory": 0.4}, {"vllm_memory": 0.5}
 AUTO = [

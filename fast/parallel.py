@@ -105,19 +105,19 @@ def broadcast(thing):
     return gather([thing])[0]
 
 
-def all_reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace every gradient by its sum over ranks; a rank with nothing to train on adds zeros."""
-    if world() > 1:
-        for p in parameters:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            dist.all_reduce(p.grad)
+def add_up(parameters: Iterable[torch.nn.Parameter], loss: float) -> float:
+    """Replace every gradient by its sum over the ranks; returns the sum of their losses.
 
-
-def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
-    """{name: its sum over the ranks}, added in the same order everywhere: equal to the last bit."""
-    parts = gather([numbers])
-    return {name: sum(part[name] for part in parts) for name in numbers}
+    A rank with nothing to train on adds zeros. Losses are added in the same order everywhere, so
+    they are equal to the last bit.
+    """
+    if world() == 1:
+        return loss
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        dist.all_reduce(p.grad)
+    return sum(gather([loss]))
 
 
 def same_weights(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -18,7 +18,6 @@ without tricks.
 Run me: `python -m fast.sampler` samples four answers to one question and checks their log-probs.
 """
 
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -35,8 +34,8 @@ from fast.layers import (
     rope_angles,
 )
 from fast.logprobs import attention
-from fast.machine import NARROW, CannotGoOn, free_memory, out_of_memory
-from policy import Policy, Sample, draw, encode, first_line, plain_logprobs, render
+from fast.machine import NARROW, CannotGoOn, first_line, free_memory, out_of_memory
+from policy import Policy, Sample, draw
 
 GROWTH = 32  # tokens by which the rows' own caches grow: products of few shapes, on dense memory
 PACK = 8  # finished rows are dropped once they are an eighth of the batch: dropping copies the rest
@@ -150,37 +149,6 @@ def cache_bytes(config) -> int:
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kept = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * config.num_hidden_layers * kept * channels * 4
-
-
-def sample_each(
-    sampler,
-    prompts: list[list[int]],
-    seeds: list[tuple],
-    caches: list,
-    max_tokens: int,
-    temperature: float,
-    keep: bool,
-) -> list[Sample]:
-    """One sample per prompt, [n]; equal prompts without a cache are read once.
-
-    prompts [n] of token ids; seeds [n]: the seed of each sample's random numbers; caches [n]: what
-    an earlier turn kept of the prompt, or None. keep: keep caches for the next turn. The seconds
-    spent are added to sampler.seconds.
-    """
-    alike: dict[object, list[int]] = {}  # {a prompt that is read once: its samples}
-    for i, (prompt, cache) in enumerate(zip(prompts, caches)):
-        alike.setdefault(i if cache else tuple(prompt), []).append(i)
-    found: dict[int, Sample] = {}
-    for k in sorted({len(members) for members in alike.values()}):  # one size, if no episode failed
-        groups = [members for members in alike.values() if len(members) == k]
-        asked, known = ([x[group[0]] for group in groups] for x in (prompts, caches))
-        own = [[seeds[i] for i in group] for group in groups]
-        started = time.monotonic()
-        samples = sampler.sample(asked, k, max_tokens, temperature, own, caches=known, keep=keep)
-        sampler.seconds = getattr(sampler, "seconds", 0.0) + time.monotonic() - started
-        for group, some in zip(groups, samples):
-            found |= zip(group, some)
-    return [found[i] for i in range(len(prompts))]
 
 
 # ---------------------------------------------------------------------------------------- decoders
@@ -479,17 +447,18 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    from policy import PICO, load_policy
+    from chat import prompt_ids
+    from policy import PICO, load_policy, plain_forward
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     sampler = TorchSampler(policy)
     question = [{"role": "user", "content": 'Count the letters a, n in "banana".'}]
-    prompt = encode(policy, render(policy, question, None, think=True))
+    prompt = prompt_ids(policy, question, None, think=True)
     for sample in sampler.sample([prompt], 4, 200, 1.0, [[(0, i) for i in range(4)]])[0]:
         ids = torch.tensor([prompt + sample.token_ids])  # [1, T]
         mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1
         with torch.no_grad():
-            again, _ = plain_logprobs(policy, ids, mask)  # [sampled]
+            again = plain_forward(policy, ids, mask).logprobs  # [sampled]
         gap = (again - torch.tensor(sample.logprobs)).abs().max().item()
         print(f"{gap:.0e} nats from a plain pass: {policy.tokenizer.decode(sample.token_ids)!r}")
         assert gap < 1e-4

@@ -44,8 +44,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fast.machine import CannotGoOn
-from policy import Policy, Sample, first_line
+from fast.machine import CannotGoOn, first_line
+from policy import Policy, Sample
 from rollout import context_of
 
 # Most tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by this:

@@ -37,6 +37,7 @@ import torch
 import tyro
 from torch.utils.flop_counter import FlopCounterMode
 
+from chat import prompt_ids
 from env_letters import Letters
 from fast.logprobs import attention
 from fast.machine import peak_memory, use_cpu
@@ -44,8 +45,9 @@ from fast.sampler import TorchSampler
 from grpo import update
 from lab.tables import RESULTS, SPEEDS, keep, speeds, table
 from policy import Policy, adam, load_policy
-from rollout import play, prompt_ids
+from rollout import Episode, play
 from settings import Config
+from train import how_to_compute
 
 SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
 SIDES = {  # {side: its package}
@@ -96,9 +98,12 @@ def seconds(batch: Callable[[int], object]) -> float:
     return time.perf_counter() - start
 
 
-def tossed(tasks: int, k: int) -> torch.Tensor:
-    """Advantages [tasks, k] of 1 and -1 in turn: training takes as long, whatever is right."""
-    return (1.0 - 2.0 * (torch.arange(k) % 2)).expand(tasks, k)
+def toss(groups: list[list[Episode]]) -> list[Episode]:
+    """Episodes with advantages of 1 and -1 in turn: training takes as long, whatever is right."""
+    for group in groups:
+        for member, e in enumerate(group):
+            e.advantages = [(-1.0) ** member] * e.reply_tokens
+    return sum(groups, [])
 
 
 # ------------------------------------------------------------------------------- the sides
@@ -107,13 +112,14 @@ def update_ours(setup: Setup) -> float:
     policy, _ = load(setup, 32)
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
     cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
+    how = how_to_compute(cfg, policy)
 
     def batch(step: int) -> None:  # as in train.py
         sampler.sync(step)
         seeds = [SEEDS + step * setup.tasks + i for i in range(setup.tasks)]
         groups = play(policy, sampler, new_env, seeds, setup.k, setup.reply, 1.0, step)
         with sampler.asleep(), policy.learning():
-            update(policy, optimizer, groups, tossed(setup.tasks, setup.k), cfg)
+            update(policy, optimizer, toss(groups), cfg, how=how)
 
     return seconds(batch)
 

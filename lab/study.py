@@ -40,11 +40,12 @@ import env_swarm
 import settings
 from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
-from evaluate import HELD_OUT_SEEDS
+from bookkeeping.pretrained import load_checked
+from chat import encode
+from evaluate import HELD_OUT_SEEDS, eval_sets
 from fast.machine import choose_model
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
-from policy import encode, load_policy
 from rollout import play
 
 # Defaults of lab/study.toml, which explains the fields.
@@ -92,10 +93,10 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     """{decoding: {measure: values}} on held-out tasks, by the policy of this folder."""
     cfg, _ = settings.command_line(flags.split())
     refusals.check(cfg)
-    path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
-    policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
-    settings.fill_in_defaults(cfg, policy.n_parameters, why)
-    make_env = next(make for trained, make in settings.eval_sets(cfg).values() if trained)
+    path, why, fits = choose_model(cfg.model, cfg.env, cfg.device)
+    policy = load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
+    cfg = settings.complete(cfg, policy.n_parameters, path, fits)
+    make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
     measured = lambda marks: {name: digits([m[name] for m in marks]) for name in table.measures}
     if arm["player"]:

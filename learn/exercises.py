@@ -95,7 +95,7 @@ def token_logprobs(logits: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) 
         token      <u>  how  many <a>          and so for log softmax(logits[0, 2])[<a>]
         predicts   how  many <a>  ...
 
-    The real one: policy.plain_logprobs; look after you have tried.
+    The real one: policy.plain_forward; look after you have tried.
     Question: which token of a row has no log-prob, and which position's logits are thrown away?
     """
     raise NotImplementedError

@@ -17,15 +17,14 @@ import random
 import re
 from functools import partial
 from operator import attrgetter
-from types import SimpleNamespace
 
 import torch
 
 import grpo
 import metrics
+from batch import Batch
 from env_letters import Task, make_task, score_reply
-from fast import batches, sampler
-from policy import plain_logprobs
+from policy import Output, draw, logprobs_and_entropy
 from swarm import governance
 
 # name: (hint, answer to the question)
@@ -124,31 +123,30 @@ def conversation(prompt, replies, deltas):  # a test compares it with rollout.ta
 def clipped_loss(now, old, A, eps, eps_high):
     def of_token(now, old, A):  # each [1], with a weight of 1
         one = torch.ones(1)
-        batch = batches.Batch([], None, None, torch.tensor([0]), old, A * one, one, proximal=old)
-        out = grpo.Output(now)
-        return grpo.clipped_loss(batch, out, grpo.token_ratio(batch, out), eps, eps_high)
+        batch = Batch([], None, None, torch.tensor([0]), old, A * one, old_logprobs=old)
+        out = Output(now, one)
+        return -grpo.clipped(batch, out, grpo.token_ratio(batch, out), (eps, eps_high)).sum()
 
     return torch.stack([of_token(*token) for token in zip(now[:, None], old[:, None], A[:, None])])
 
 
 def token_logprobs(logits, ids, mask):
     """Log-probs of a policy whose model gives these logits."""
-    model = lambda **_: SimpleNamespace(logits=logits[:, :-1])
-    return plain_logprobs(SimpleNamespace(model=model), ids, mask)[0]
+    return logprobs_and_entropy(logits[:, :-1][mask], ids[:, 1:][mask])[0]
 
 
 REAL = {
     "partial_reward": lambda task, reply: score_reply(task, reply, "partial", True)["reward"],
     "conversation": conversation,
     "draw": lambda logits, uniform, temperature: tuple(
-        found.item() for found in sampler.draw(logits[None], torch.tensor([uniform]), temperature)
+        found.item() for found in draw(logits[None], torch.tensor([uniform]), temperature)
     ),
     "token_logprobs": token_logprobs,
     "group_advantages": grpo.group_advantages,
     "token_weights": grpo.token_weights,
     "clipped_loss": clipped_loss,
-    "importance_weights": partial(batches.importance_weights, "sequence"),
-    "k3": batches.k3,
+    "importance_weights": partial(grpo.importance_weights, "sequence"),
+    "k3": grpo.k3,
     "wilson": lambda x, n: attrgetter("low", "high")(metrics.proportion(x, n)),
     "expect": lambda mean, var, spread, p, noise: governance.expect(
         governance.Belief(mean, var, spread), p, noise

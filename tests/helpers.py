@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fast.sampler import Sample
-from rollout import encode
+from chat import encode
+from policy import Sample
 from warm import ROOT
 
 

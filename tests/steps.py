@@ -10,13 +10,15 @@ import pytest
 import torch
 
 import grpo
+from bookkeeping.columns import columns
 from settings import Config
+from train import how_to_compute
 
 FLAGS = Config(temperature=1.0, max_tokens=20, micro_tokens=10**9, importance="clip")
 
 
 def train_on(policy, optimizer, groups, reference=None, version=None, **flags) -> dict[str, float]:
-    """One update; flags of settings.Config, and max_grad_norm.
+    """One update, and its columns; flags of settings.Config, and max_grad_norm.
 
     version: how many updates the policy has seen; None: as many as the one that sampled.
     """
@@ -26,8 +28,10 @@ def train_on(policy, optimizer, groups, reference=None, version=None, **flags) -
         e.age = 0 if version is None else version - e.policy_version
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "MAX_GRAD_NORM", longest)
-        advantages = grpo.compute_advantages(groups, cfg)
-        return grpo.update(policy, optimizer, groups, advantages, cfg, reference)
+        grpo.compute_advantages(groups, cfg)
+        how = how_to_compute(cfg, policy)
+        done = grpo.update(policy, optimizer, sum(groups, []), cfg, reference, how)
+        return columns(done, groups, policy, cfg, how)
 
 
 def naive_logprobs(policy, token_ids: list[int], temperature: float = 1.0) -> torch.Tensor:

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from bookkeeping.chat import about, read_template
 from bookkeeping.refusals import guarded
+from chat import about, encode, prompt_ids, read_template, render
 from env_letters import Letters
 from env_swarm import Swarm
-from fast.sampler import Sample
 from helpers import Scripted
-from policy import render
-from rollout import encode, expert_episode, play, prompt_ids, take_turn
+from policy import Sample
+from rollout import expert_episode, play, take_turn
 
 FAMILIES = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf8"))
 NAMES = r"<\|\w+\|>|<｜[^>]+｜>|</?s>|<bos>|<eos>|<\w+_of_turn>|<sop>|\[gMASK\]|<BOS_TOKEN>"

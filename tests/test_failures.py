@@ -9,7 +9,7 @@ import pytest
 import settings
 import warm
 from bookkeeping import doctor, refusals
-from learn.failures import FAILURES
+from bookkeeping.failures import FAILURES
 from warm import ROOT
 
 KEPT = json.loads((ROOT / "results" / "failures.json").read_text())["arms"]

@@ -15,17 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import grpo
-from fast.batches import IMPORTANCE
-from grpo import (
-    LOSSES,
-    Batch,
-    Output,
-    cut,
-    group_advantages,
-    importance_weights,
-    token_weights,
-)
-from policy import with_weights
+from batch import Batch, cut
+from fast import logprobs
+from grpo import IMPORTANCE, LOSSES, group_advantages, importance_weights, token_weights
+from policy import Output, with_weights
 from rollout import Episode
 from steps import FLAGS, assert_close, gradients, naive_logprobs, snapshot, stir, train_on
 
@@ -80,12 +73,50 @@ def test_equal_rewards_give_an_advantage_of_exactly_0(reward):
 
 
 def test_advantages_of_episodes_follow_the_flags():
-    episodes = [[Episode(0, 0, [1], [False], [0.0], 1, reward) for reward in (1.0, 0.0, 0.5)]]
+    episodes = [[Episode(0, 0, [1], [True], [0.0], 1, reward) for reward in (1.0, 0.0, 0.5)]]
     episodes[0][2].stop_reason = "error"
-    found = lambda **flags: grpo.compute_advantages(episodes, replace(FLAGS, **flags)).tolist()
-    assert found(loss="dr_grpo") == found(normalize=False) == [[0.5, -0.5, 0.0]]
-    assert found(loss="grpo") == [pytest.approx([1, -1, 0], abs=1e-5)]
-    assert found(baseline="none") == [[1.0, 0.0, 0.0]]
+
+    def found(**flags) -> list[float]:
+        grpo.compute_advantages(episodes, replace(FLAGS, **flags))
+        return [e.advantages[0] for e in episodes[0]]
+
+    assert found(loss="dr_grpo") == found(normalize=False) == [0.5, -0.5, 0.0]
+    assert found(loss="grpo") == pytest.approx([1, -1, 0], abs=1e-5)
+    assert found(baseline="none") == [1.0, 0.0, 0.0]
+
+
+def paid_by_turn(*turn_rewards: list[float], reward=None) -> list[Episode]:
+    """A group with two sampled tokens per turn; reward: of each episode, by default the sum."""
+    group = []
+    for rewards in turn_rewards:
+        sampled = [False, True, True] * len(rewards)
+        total = sum(rewards) if reward is None else reward
+        e = Episode(0, 0, [1] * len(sampled), sampled, [0.0] * len(sampled), len(rewards), total)
+        group.append(replace(e, turn_rewards=rewards))
+    return group
+
+
+def advantages_of(group: list[Episode], **flags) -> list[list[float]]:
+    grpo.compute_advantages([group], replace(FLAGS, **flags))
+    assert all(len(e.advantages) == e.reply_tokens for e in group)
+    return [e.advantages for e in group]
+
+
+def test_a_turn_is_judged_by_what_was_earned_from_it_on():
+    """By hand: from turn 1 on the group earned 3 and 1, from turn 2 on 1 and 1."""
+    group = paid_by_turn([2.0, 1.0], [0.0, 1.0])
+    assert advantages_of(group, normalize=False) == [[1, 1, 0, 0], [-1, -1, 0, 0]]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("baseline", ["group", "batch", "none"])
+def test_with_one_turn_or_all_credit_in_the_last_one_it_is_grpo(normalize, baseline):
+    """Also if the episodes of a group have different numbers of turns."""
+    flags = {"normalize": normalize, "baseline": baseline}
+    for rows in ([[1.0], [0.0], [0.5]], [[0.0, 1.0], [0.0], [0.0, 0.0, 0.5]]):
+        group = paid_by_turn(*rows)
+        whole = [replace(e, turn_rewards=[]) for e in group]
+        assert advantages_of(group, **flags) == advantages_of(whole, **flags)
 
 
 # ------------------------------------------------------------------------ weights, micro-batches
@@ -101,7 +132,7 @@ def test_token_weights_by_hand():
         "gspo": [1 / 4, 1 / 16],
         "cispo": [1 / 10, 1 / 10],
     }
-    found = {loss: token_weights(loss, lengths, 20).tolist() for loss in OURS}
+    found = {loss: token_weights(LOSSES[loss].weight, lengths, 20).tolist() for loss in OURS}
     assert found == {loss: pytest.approx(weights) for loss, weights in expected.items()}
 
 
@@ -165,12 +196,12 @@ def logprobs_now(policy, ids: list[int], temperature: float = 1.0) -> list[float
 
 
 def naive_loss(policy, groups, loss, temperature=1.0, kl=0.0, reference=None, factors=None):
-    """The table in grpo.py, read aloud: one episode at a time, one token at a time.
+    """LOSSES read aloud: one episode at a time, one token at a time.
 
     Advantages are rewards minus the group's mean, without division. factors {id(episode): [T]}:
     what each token weighs besides, for having been drawn by another policy.
     """
-    eps, eps_high = grpo.CLIP.get(loss, grpo.CLIP["grpo"])
+    eps, eps_high = LOSSES[loss].clip
     trained = [[e for e in group if e.stop_reason != "error"] for group in groups]
     n, all_tokens = len(sum(trained, [])), sum(e.reply_tokens for e in sum(trained, []))
     total = torch.zeros(())
@@ -230,14 +261,14 @@ def check_gradient(policy, groups, loss: str, told=None, share=1e-4, **options) 
 @pytest.fixture
 def rows_seen(monkeypatch) -> list[int]:
     """How many episodes each forward pass of grpo.update was given, those for a log aside."""
-    rows, original = [], grpo.token_logprobs
+    rows, original = [], logprobs.token_logprobs
 
     def spy(policy, ids, *rest):
         if torch.is_grad_enabled():
             rows.append(len(ids))
         return original(policy, ids, *rest)
 
-    monkeypatch.setattr(grpo, "token_logprobs", spy)
+    monkeypatch.setattr(logprobs, "token_logprobs", spy)
     return rows
 
 
@@ -318,8 +349,9 @@ def test_the_kl_term_is_k3(load, loss, lora_rank, temperature):
 def test_the_slope_of_one_token_by_hand(loss, ratio, advantage, slope):
     old, one = torch.tensor([-2.0]), torch.tensor([1.0])
     logprobs = (old + math.log(ratio)).requires_grad_()
-    batch = Batch([], None, None, torch.tensor([0]), old, advantage * one, one, proximal=old)
-    LOSSES[loss](batch, Output(logprobs), None).backward()
+    batch = Batch([], None, None, torch.tensor([0]), old, advantage * one, old_logprobs=old)
+    now, row = Output(logprobs, one), LOSSES[loss]
+    (-row.gain(batch, now, grpo.RATIOS[row.ratio](batch, now), row.clip)).backward()
     assert logprobs.grad.item() == pytest.approx(slope, abs=1e-4)
 
 
@@ -461,14 +493,13 @@ def test_importance_weights_by_hand():
 # --------------------------------------- what a forker writes (docs/fork.md), in at most ten lines
 
 
-def with_entropy_bonus(batch, out, cfg):
-    return grpo.grpo(batch, out, cfg) - 0.1 * (batch.weights * out.entropy).sum()
+def with_entropy_bonus(batch, now, ratio, clip):
+    return grpo.clipped(batch, now, ratio, clip) + 0.1 * now.entropy
 
 
 def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
     """Also of groups without an advantage: they have an entropy."""
-    monkeypatch.setitem(LOSSES, "bonus", with_entropy_bonus)
-    monkeypatch.setattr(grpo, "NEEDS_LOGITS", {"bonus"})
+    monkeypatch.setitem(LOSSES, "bonus", grpo.Loss(with_entropy_bonus, needs_logits=True))
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, [[1.0, 0.0], [0.5, 0.5]])
     run(policy, groups, "bonus")
@@ -484,9 +515,9 @@ def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
     assert_close(ours, gradients(policy))
 
 
-def test_a_loss_that_is_not_listed_gets_no_entropy(load, monkeypatch):
+def test_a_loss_that_does_not_ask_for_logits_gets_no_entropy(load, monkeypatch):
     """It would have no gradient, and nobody would notice."""
-    monkeypatch.setitem(LOSSES, "bonus", with_entropy_bonus)
+    monkeypatch.setitem(LOSSES, "bonus", grpo.Loss(with_entropy_bonus))
     policy = load("qwen3", 4, awake=True)
     with pytest.raises(TypeError, match="NoneType"):
         run(policy, make_groups(policy, REWARDS), "bonus")
@@ -498,10 +529,10 @@ def test_a_process_reward_is_an_advantage_per_token(load, monkeypatch):
     policy, factors = load("qwen3", 4, awake=True), {}
     groups = make_groups(policy, REWARDS)
     cfg = replace(FLAGS, loss="reinforce", normalize=False)
-    odd = lambda e, a: float(a) * (torch.arange(e.reply_tokens) % 2)
-    advantages = grpo.compute_advantages(groups, cfg)
-    paid = [list(map(odd, group, row)) for group, row in zip(groups, advantages)]
-    grpo.update(policy, frozen(policy), groups, paid, cfg)
+    grpo.compute_advantages(groups, cfg)
+    for e in sum(groups, []):
+        e.advantages = [a * (i % 2) for i, a in enumerate(e.advantages)]
+    grpo.update(policy, frozen(policy), sum(groups, []), cfg)
     for e in sum(groups, []):
         number = itertools.count()
         factors[id(e)] = [next(number) % 2 if s else 0 for s in e.sampled]

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bookkeeping.refusals import Guarded
+from chat import after_reply, prompt_ids
 from env_alphabet import FIRST_TAG, LATER_TAG, Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
-from rollout import after_reply, prompt_ids
 from swarm.tools import TOOLS
 
 # Replies that no honest policy writes, as a strategy of hypothesis: text that is grown from what

@@ -14,11 +14,12 @@ import torch
 import browser
 import env_letters
 import settings
+from chat import encode, prompt_ids
 from fast.sampler import TorchSampler
 from grpo import compute_advantages, update
 from lab import live
-from policy import PICO, adam, encode, load_policy
-from rollout import Episode, prompt_ids
+from policy import PICO, adam, load_policy
+from rollout import Episode
 
 INDEX = (live.PAGE / "index.html").read_text()
 DATA = (live.PAGE / "data" / "run.js").read_text().removeprefix("var LIVE = ")

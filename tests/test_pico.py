@@ -22,9 +22,10 @@ import settings
 import train
 import warm
 from bookkeeping import refusals
+from chat import encode, render
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
-from policy import PICO, encode, load_policy, render
+from policy import PICO, load_policy
 from rollout import play
 from steps import stir
 from warm import ROOT

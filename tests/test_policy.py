@@ -12,9 +12,9 @@ import torch
 from bookkeeping import pretrained
 from fast import machine as plan
 from fast.logprobs import knows, logit_scale, token_logprobs
-from fast.machine import checkpoint_activations, choose_model, out_of_memory
+from fast.machine import checkpoint_activations, choose_model, out_of_memory, pick_device
 from helpers import assert_one_sentence, random_rows, write_folder
-from policy import PICO, PICO_SWARM, load_policy, pick_device
+from policy import PICO, PICO_SWARM, load_policy
 from steps import assert_close, gradients, snapshot
 
 

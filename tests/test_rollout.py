@@ -19,12 +19,14 @@ from transformers import PreTrainedTokenizerFast
 import env_alphabet as alphabet
 import rollout
 from bookkeeping.refusals import guarded
+from chat import after_reply, encode, prompt_ids, render
 from env_alphabet import Alphabet
 from env_letters import STYLES, Letters
-from fast.sampler import PlainDecoder, Sample, TorchSampler
+from fast.sampler import PlainDecoder, TorchSampler
 from helpers import Scripted, spelled
 from learn.judge import REAL
-from rollout import after_reply, encode, expert_episode, prompt_ids, render
+from policy import Sample
+from rollout import expert_episode
 from steps import naive_logprobs
 
 

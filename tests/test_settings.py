@@ -10,10 +10,9 @@ from dataclasses import asdict
 import pytest
 
 import settings
-from bookkeeping import refusals
+from bookkeeping import failures, refusals
+from bookkeeping.again import MAY_BE_TYPED
 from bookkeeping.folder import resume_folder, take_typed
-from evaluate import MAY_BE_TYPED
-from learn import failures
 from rollout import EnvironmentFailed
 from settings import Config
 

@@ -20,8 +20,9 @@ from bookkeeping import report
 from bookkeeping.folder import checksum, find_checkpoint
 from bookkeeping.refusals import Guarded
 from bridges import export
+from chat import render
 from policy import PICO, load_policy
-from rollout import EnvironmentFailed, render
+from rollout import EnvironmentFailed
 from warm import ENV, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")

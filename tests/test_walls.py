@@ -5,6 +5,8 @@ a new import that it does not allow is either a mistake, or a reason to change t
 """
 
 import ast
+import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -12,9 +14,9 @@ from functools import cache
 from warm import ROOT
 
 ENVS = {"env_letters", "env_alphabet", "env_swarm"}
-STORY = ENVS | {"settings", "policy", "rollout", "sft", "grpo", "evaluate", "metrics", "train"}
+CORE = {"policy", "chat", "batch", "rollout", "sft", "grpo"}
+CHAPTERS = ENVS | CORE | {"settings", "evaluate", "metrics"}  # and pico.py, and train.py
 ROOMS = ("swarm", "fast", "bookkeeping", "bridges", "learn", "lab")
-BOOK = STORY - {"train"}
 
 # Who may import whom. A room's name stands for all its files; "room/file" for one of them.
 MAY = {
@@ -24,19 +26,20 @@ MAY = {
     "env_swarm": {"env_letters", "swarm", "metrics"},  # metrics: the intervals of `--evaluate`
     "swarm": {"swarm", "env_letters", "metrics"},
     "metrics": set(),
-    # the chosen environment, the defaults, the flags of --break
-    "settings": {*ENVS, "bookkeeping/presets", "bridges/known", "learn/failures"},
-    "policy": {"env_letters", "bookkeeping/pretrained", "bookkeeping/chat"},
-    "rollout": {"policy", "fast", "env_letters", "bookkeeping/chat"},
-    "grpo": {"policy", "fast", "rollout"},
-    "sft": {"policy", "fast", "rollout", "grpo", "env_letters"},
-    "evaluate": {*BOOK, "fast", "bookkeeping"},
-    "train": {*STORY, "fast", "bookkeeping", "learn/failures", "bridges/api"},
-    "fast": {"fast", "policy", "rollout", "env_letters"},  # never grpo, settings, train
-    "bookkeeping": {*BOOK - {"evaluate"}, "swarm", "fast", "bookkeeping"},
-    "bridges": {*BOOK, "swarm", "fast", "bookkeeping", "bridges"},
-    "learn": {*BOOK, "swarm", "fast", "bookkeeping", "learn"},
-    "lab": {*STORY, *ROOMS},  # and nobody but tests imports lab
+    "chat": set(),
+    "policy": {"chat", "env_letters"},
+    "rollout": {"policy", "chat", "env_letters"},
+    "batch": {"rollout"},  # its demo
+    "grpo": {"policy", "batch", "rollout"},
+    "sft": {"policy", "batch", "rollout", "grpo", "env_letters"},
+    "settings": {*ENVS, "bridges/known"},  # the chosen environment; known tasks
+    "evaluate": {"policy", "rollout", "metrics", "settings"},
+    "fast": {"fast", *CORE - {"grpo", "sft"}},
+    "bookkeeping": {*CHAPTERS, "swarm", "fast", "bookkeeping"},
+    "bridges": {*CHAPTERS, "swarm", "fast", "bookkeeping", "bridges"},
+    "train": {*CHAPTERS, "fast", "bookkeeping", "bridges/api"},
+    "learn": {*CHAPTERS, "swarm", "learn"},
+    "lab": {*CHAPTERS, "train", *ROOMS},  # and nobody but tests imports lab
 }
 
 
@@ -86,7 +89,40 @@ def test_a_file_imports_only_what_the_table_allows():
                 wrong.append(f"{module} imports {name}")
     assert not wrong, wrong
     top = {module for module in FILES if (ROOT / f"{module}.py").exists()}
-    assert top == STORY | {"pico"} and set(MAY) == top | set(ROOMS)
+    assert top == CHAPTERS | {"pico", "train"} and set(MAY) == top | set(ROOMS)
+    assert len(top) == 14  # as README says
+
+
+ROOM_IN_TEXT = re.compile(r"(fast|bookkeeping|learn|lab|bridges|swarm)[./]\w+")
+
+
+def test_chapters_name_no_room_in_a_string_that_is_code():
+    """import_module("fast.sampler") and the like; docstrings and messages may mention a file."""
+    named = {}
+    for module in CHAPTERS | {"pico"}:
+        tree = ast.parse(FILES[module].read_text())
+        strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+        words = {s for s in strings if isinstance(s, str) and ROOM_IN_TEXT.fullmatch(s)}
+        named |= {module: words} if words else {}
+    assert named == {}
+
+
+def room(module: str) -> str:
+    """The floor that a file is on: the book is one room, train.py another."""
+    first = module.split(".")[0]
+    return "book" if first in CHAPTERS | {"swarm", "pico"} else first
+
+
+def test_rooms_stand_in_no_circle():
+    """But for settings, which loads known tasks when such an --env is chosen."""
+    needs = {room(module): set() for module in FILES}
+    for module in FILES:
+        names = set(imports(module)) - ({"bridges.known"} if module == "settings" else set())
+        needs[room(module)] |= {room(name) for name in names} - {room(module)}
+    while free := [one for one, others in needs.items() if not others & needs.keys()]:
+        for one in free:
+            del needs[one]
+    assert not needs, needs
 
 
 def test_what_a_file_uses_of_another_is_there():
@@ -108,7 +144,11 @@ def test_no_files_stand_in_a_circle():
 
 def test_of_the_book_and_its_rooms_only_the_final_evaluation_names_the_held_out_tasks():
     named = {module for module, path in FILES.items() if "HELD_OUT_SEEDS" in path.read_text()}
-    assert {module for module in named if not module.startswith("lab.")} == {"settings", "evaluate"}
+    assert {module for module in named if not module.startswith("lab.")} == {
+        "settings",
+        "evaluate",
+        "bookkeeping.again",
+    }
 
 
 LOADS = """
@@ -141,3 +181,30 @@ def test_an_environment_loads_no_torch_and_a_run_of_letters_loads_only_what_it_n
         words = [sys.executable, "-c", code]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_the_chapters_stand_alone(tmp_path):
+    """Without fast/, bookkeeping/ and train.py they train two updates, by learn/loop.py."""
+    for module in CHAPTERS:
+        shutil.copy(FILES[module], tmp_path)
+    shutil.copy(ROOT / "learn" / "loop.py", tmp_path)
+    shutil.copytree(ROOT / "swarm", tmp_path / "swarm")
+    shutil.copytree(ROOT / "models" / "pico_base", tmp_path / "models" / "pico_base")
+    code = """
+import loop, sys
+grad_norms = []
+real = loop.update
+def update(policy, *given):
+    before = [p.detach().clone() for p in policy.trainable().values()]
+    result = real(policy, *given)
+    print("moved", any((p != old).any().item() for p, old in zip(policy.trainable().values(), before)))
+    return result
+loop.update = update
+loop.main("models/pico_base", "2")
+"""
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line[:6] in ("update", "moved ")]
+    assert done.returncode == 0, done.stderr[-800:]
+    assert [line.split()[0] for line in lines] == ["moved", "update"] * 2
+    assert "moved True" in lines and all("reward" in line for line in lines[1::2])

@@ -69,7 +69,7 @@ def import_world() -> tuple:
     theirs = take_out()
     sys.path.insert(0, str(folder))
     try:
-        from bookkeeping import chat
+        import chat
         from env_alphabet import Alphabet
         from env_letters import Letters
         from env_swarm import DEV_SEEDS, Swarm

@@ -17,8 +17,8 @@ import verifiers.v1 as vf
 from loopback import make_env, serving
 from verifiers.v1.serve import EnvClient, EnvServer
 
-from fast.sampler import Sample, TorchSampler
-from policy import PICO, PICO_SWARM, load_policy
+from fast.sampler import TorchSampler
+from policy import PICO, PICO_SWARM, Sample, load_policy
 from rollout import play
 
 TOKENS = 160  # of a reply, at most

@@ -87,7 +87,7 @@ def test_two_processes_train_on_our_episodes(run):
 @pytest.mark.parametrize("loss", bridge.LOSSES)
 def test_a_loss_is_clipped_where_ours_is(loss):
     args = bridge.arguments(settings.Config(num_tasks=1, k=2, loss=loss, device="cpu"), 1)
-    low, high = grpo.CLIP[loss]
+    low, high = grpo.LOSSES[loss].clip
     top = args["epsilon_high"] if args["loss_type"] == "cispo" else 1 + args["epsilon_high"]
     assert (1 - args["epsilon"], top) == (1 - low, 1 + high)
 
@@ -112,7 +112,10 @@ def test_our_settings_become_trls():
     trainer = bridge.make_trainer(words.split(), ["--beta", "0.1"])
     args, lora = trainer.args, trainer.model.peft_config["default"]
     assert (args.num_generations, args.generation_batch_size, args.max_steps) == (4, 8, 150)
-    assert (args.learning_rate, args.epsilon, args.epsilon_high) == (1e-4, *grpo.CLIP["gspo"])
+    assert (args.learning_rate, args.epsilon, args.epsilon_high) == (
+        1e-4,
+        *grpo.LOSSES["gspo"].clip,
+    )
     assert (args.loss_type, args.importance_sampling_level) == ("grpo", "sequence")
     assert args.beta == 0.1 and (lora.r, lora.lora_alpha) == (8, 16)  # what is behind `--` wins
     assert (args.top_k, args.top_p, args.temperature) == (0, 1.0, 1.0)

@@ -1,8 +1,9 @@
 """Protects a real model behind vLLM: SmolLM2's greedy replies are those of our own sampler."""
 
+from chat import encode, render
 from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
-from policy import encode, load_policy, render
+from policy import load_policy
 
 ASKED = ("What is the capital of France?", "Count from one to ten.", "What is 2 + 2?")
 

@@ -12,13 +12,15 @@ which is replaced by a wrong one for the rest of the run. So the chapters have n
 
 learn/FAILURES.md says what you see, why, how to fix it, and what each run printed.
 
-Run me: `python -m learn.failures` lists them.
+Run me: `python -m bookkeeping.failures` lists them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pkgutil import resolve_name
 
+from chat import encode
 from env_letters import parse_answer
 
 
@@ -46,16 +48,13 @@ SHORT = {
 
 def without_stop(e):
     """`labels[eos == pad] = -100`: if padding and end-of-turn are one token, both are masked."""
-    return replace(e, sampled=[*e.sampled[:-1], False]) if e.stop_reason == "done" else e
+    if e.stop_reason != "done":
+        return e
+    return replace(e, sampled=[*e.sampled[:-1], False], advantages=e.advantages[:-1])
 
 
-def batches_without_stop(right, weighted, *rest):
-    """weighted: grpo.WeightedEpisodes."""
-    for one in weighted:
-        one.episode = without_stop(one.episode)
-        n = one.episode.reply_tokens
-        one.advantages, one.weights = one.advantages[:n], one.weights[:n]
-    return right(weighted, *rest)
+def batches_without_stop(right, policy, weighted, *rest):
+    return right(policy, [(without_stop(e), weight) for e, weight in weighted], *rest)
 
 
 def demonstrations_without_stop(right, episodes, *rest):
@@ -72,12 +71,12 @@ def with_dropout(right, policy, *rest):
     return found
 
 
-def ratio_of_sequence(right, batch, out):
+def ratio_of_sequence(right, batch, now):
     """The ratio of a whole reply, clipped as if it were one token's.
 
     The product of 100 ratios is outside [0.8, 1.2] at once.
     """
-    gap = out.logprobs - batch.proximal  # [M]
+    gap = now.logprobs - batch.old_logprobs  # [M]
     total = gap.new_zeros(int(batch.row.max()) + 1).index_add(0, batch.row, gap)  # [N]
     return total[batch.row].exp()
 
@@ -89,8 +88,6 @@ def plain_prompt(right, policy, messages, tools, think):
     """SFT uses the model's chat template, RL sends plain text: two ways to write a prompt."""
     if demonstrating:
         return right(policy, messages, tools, think)
-    from rollout import encode  # here, because settings.py reads this file
-
     text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
     return encode(policy, text + "assistant: ")
 
@@ -165,14 +162,14 @@ FAILURES = {
         ),
         told="dropout",
         flags={"updates": 10},
-        wrong={"grpo.token_logprobs": with_dropout},
+        wrong={"fast.logprobs.token_logprobs": with_dropout},
     ),
     "sequence-ratio": Failure(
         metric="stretch",
         cause="the ratio of a whole reply, clipped with the ε of a token",
         told="sequence ratio",
         flags={"updates": 10, "epochs": 4},
-        wrong={"grpo.token_ratio": ratio_of_sequence},
+        wrong={"grpo.RATIOS.token": ratio_of_sequence},
     ),
     "template": Failure(
         metric="format",
@@ -201,7 +198,7 @@ FAILURES = {
         ),
         told="two distributions",
         flags={"updates": 10, "temperature": 0.7},
-        wrong={"grpo.token_logprobs": at_temperature_1},
+        wrong={"fast.logprobs.token_logprobs": at_temperature_1},
     ),
     "reward-as-correct": Failure(
         metric="exact_reward",
@@ -226,14 +223,8 @@ FAILURES = {
 }
 
 
-def settings(name: str) -> dict:
-    """The flags of `train.py --break NAME`, as defaults: a typed flag wins.
-
-    ValueError if there is no such mistake.
-    """
-    if name not in FAILURES:
-        raise ValueError(f"--break {name}: choose {', '.join(FAILURES)}")
-    return SHORT | FAILURES[name].flags
+# The flags of `train.py --break NAME`, as defaults: a typed flag wins.
+SETTINGS = {name: SHORT | failure.flags for name, failure in FAILURES.items()}
 
 
 def put_in(name: str) -> None:
@@ -244,8 +235,13 @@ def put_in(name: str) -> None:
 
 
 def replace_function(owner, name: str, wrong: Callable) -> None:
-    right = getattr(owner, name)
-    setattr(owner, name, lambda *given, **more: wrong(right, *given, **more))
+    """owner: a module, a class, or a table of functions."""
+    table = owner if isinstance(owner, dict) else vars(owner)
+    replaced = partial(wrong, table[name])
+    if isinstance(owner, dict):
+        owner[name] = replaced
+    else:
+        setattr(owner, name, lambda *given, **more: replaced(*given, **more))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""Episodes as tensors, cut into pieces that fit into memory.
+
+    episodes -> cut -> collate -> ids [N, T], mask [N, T-1], and [M] per sampled token
+
+How episodes are cut changes memory and time but never the gradient, because each
+token's weight is computed over the whole batch first (grpo.py).
+
+Run me: `python batch.py` shows a batch of two episodes.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+
+@dataclass
+class Batch:
+    """Some episodes, right-padded, in the order given, with M sampled tokens in all.
+
+    Row n, position t is about token t+1, the causal shift:
+
+        position   0    1    2    3
+        token      <u>  how  many <a>
+        predicts   how  many <a>  ...      so the entry for <a> stands at position 2
+
+    Tensors [M] have an entry per sampled token, row after row. SFT needs ids and mask.
+    """
+
+    episodes: list
+    ids: torch.Tensor  # [N, T] int64
+    mask: torch.Tensor  # [N, T-1] bool, True if token t+1 was sampled
+    row: torch.Tensor  # [M] int64, which row the token is in
+    sampler_logprobs: torch.Tensor  # [M] log-prob under the policy that sampled it
+    # What an update adds (grpo.py):
+    advantages: torch.Tensor | None = None  # [M]
+    weights: torch.Tensor | None = None  # [M] weight of the token in the loss
+    old_logprobs: torch.Tensor | None = None  # [M] what the importance ratio divides by
+    importance: torch.Tensor | None = None  # [M] extra weight of an older sample
+
+
+def collate(episodes: list, pad: int, device) -> Batch:
+    """Episodes -> Batch. Padding (`pad`) is never in the mask."""
+    padded = partial(pad_sequence, batch_first=True)
+    texts = [torch.tensor(e.token_ids) for e in episodes]
+    ids = padded(texts, padding_value=pad)  # [N, T]
+    shifted = [torch.tensor(e.sampled[1:], dtype=torch.bool) for e in episodes]
+    mask = padded(shifted)  # [N, T-1]
+    # A first token is never sampled, so `sampled` and `mask` pick the same tokens.
+    logprobs = [
+        logprob
+        for e in episodes
+        for logprob, sampled in zip(e.logprobs, e.sampled)
+        if sampled
+    ]
+    return Batch(
+        episodes,
+        ids.to(device),
+        mask.to(device),
+        row=mask.nonzero()[:, 0].to(device),
+        sampler_logprobs=torch.tensor(logprobs, device=device),
+    )
+
+
+def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]]:
+    """Indices of episodes, cut into pieces of rows · longest <= max_tokens.
+
+    One episode may be longer. shared: a prompt that rows share is run once, so it
+    counts once, and each row counts only what follows it. A group is then cut only if
+    it is too large by itself, because each of its parts reads the prompt again.
+    """
+    starts = [e.sampled.index(True) if shared else 0 for e in episodes]
+    rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
+    by_length = sorted(episodes, key=lambda e: len(e.token_ids))
+    # {group: its longest episode, which comes last}
+    longest = {e.group: len(e.token_ids) for e in by_length}
+
+    def tokens(rows: list[int]) -> int:
+        prompts = {episodes[n].group: starts[n] for n in rows}
+        return sum(prompts.values()) + len(rows) * max(rests[n] for n in rows)
+
+    def by_group(n: int) -> tuple:
+        return longest[episodes[n].group], episodes[n].group, rests[n]
+
+    rows = sorted(range(len(episodes)), key=by_group)
+    units = groupby(rows, key=lambda n: episodes[n].group if shared else n)
+    units = [list(unit) for _, unit in units]  # what stays together if it can
+    together = pieces(units, lambda some: tokens(sum(some, [])), max_tokens)
+    return [
+        piece
+        for some in together
+        for piece in pieces(sum(some, []), tokens, max_tokens)
+    ]
+
+
+def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
+    """Cut rows, in this order, so that tokens(piece) <= most.
+
+    A single row may have more.
+    """
+    found = []
+    for row in rows:
+        if not found or tokens([*found[-1], row]) > most:
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+if __name__ == "__main__":
+    from rollout import Episode
+
+    sampled, logprobs = [False, False, True, True], [0.0, 0.0, -1.0, -2.0]
+    episodes = [
+        Episode(0, 0, [5, 6, 7, 8], sampled, logprobs),
+        Episode(0, 0, [5, 6, 9], sampled[:3], logprobs[:3]),
+    ]
+    batch = collate(episodes, 0, "cpu")
+    print("ids, the second row padded with 0:\n", batch.ids)
+    print("mask, 1 if token t+1 was sampled:\n", batch.mask.int())
+    print("the row of each sampled token:", batch.row.tolist())
+    print("its log-prob when sampled:    ", batch.sampler_logprobs.tolist())
+    print("cut into pieces of at most 4 padded tokens:", cut(episodes, 4))

@@ -1,0 +1,186 @@
+"""train.py --eval-only: judge the checkpoint in a run folder, beside its base.
+
+Greedy and sampled, with the adapter and without, on development tasks, or once, for a final table,
+on held-out ones. Other rules (`--set`, `--max-tokens`) give a set of tasks another name, so that
+it is not compared with the run's own.
+
+Run me: `python train.py --eval-only runs/NAME`.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import metrics
+from bookkeeping import folder as run_folder
+from bookkeeping import records, report, tables
+from bookkeeping.folder import load_checkpoint
+from bookkeeping.pretrained import load_checked
+from bookkeeping.refusals import check, guarded, preflight, warn_unread_flags
+from bookkeeping.run import record_evaluation
+from evaluate import HELD_OUT_SEEDS, eval_sets
+from fast import parallel
+from fast.ahead import open_rollouts
+from fast.machine import choose_model
+from settings import DEV_SEEDS, Config, make_env, seeds_from, settable
+
+# The name of a set of tasks already says these settings (settings.eval_sets):
+IN_NAME = (
+    "version",
+    "min_turns",
+    "max_turns",
+    "min_names",
+    "max_names",
+    "similarity_power",
+    "power_per_turn",
+)
+# The flags that go with --eval-only: which tasks, the rules they are played by, and
+# how all this is computed.
+MAY_BE_TYPED = (
+    "difficulty",
+    "eval_other_tiers",
+    "eval_n",
+    "set",
+    "max_tokens",
+    "reward",
+    "device",
+    "threads",
+    "engine",
+    "vllm_memory",
+    "plain",
+    "vllm_seeds",
+    "vllm_sleep",
+)
+# Added to the name of a set of tasks if the policy is as it was before SFT and GRPO, or
+# samples instead of taking the likeliest token.
+BASE, SAMPLED = ", base", ", sampled"
+GAINED = (
+    "reward",
+    "exact",
+    "payoff",
+    "quality",
+    "turns_used",
+    "error_rate",
+    "any_error",
+)
+
+
+def evaluate_only(given: Config, typed: set[str]) -> None:
+    """Evaluate a run's checkpoint and its base; print each component, and the gains.
+
+    given: the Config of the command line, whose eval_only names the run folder; typed:
+    the names of the flags that were typed. SystemExit or ValueError with one sentence
+    if it cannot be done.
+    """
+    if parallel.world() > 1:
+        raise ValueError("--eval-only is for one process; leave torchrun out")
+    folder = Path(given.eval_only)
+    cfg, saved, lock = run_folder.open_saved("--eval-only", folder, given)
+    run_folder.mend(folder)
+    if saved is None:
+        raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
+    check(cfg)  # your own class may no longer have the level
+    sets, seeds = chosen_tasks(cfg, given, typed)
+    preflight(cfg)
+    run_folder.tell_changed(saved, cfg.env)
+    path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
+    policy = load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, cfg.today)
+    rollouts = open_rollouts(cfg, policy)
+    before = len(records.lines(folder / "evals.jsonl"))
+    # Freshly loaded, its adapter adds nothing: this is the base.
+    play_ways(cfg, policy, rollouts, sets, seeds, folder, 0, BASE)
+    with records.foreign(folder):
+        update = load_checkpoint(saved, policy)[1]["updates"]  # Adam's moments go
+    print(f"{folder} after {update} updates; {why}")
+    play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
+    lines = records.lines(folder / "evals.jsonl")[before:]
+    for line in lines:
+        if line["tasks"] in sets:  # greedy, with the adapter
+            print_components(line)
+    print_gains(lines)
+    if (folder / "summary.json").exists():  # a run that is not finished has no report
+        with records.foreign(folder):
+            report.write(folder)
+    lock.release()
+    print(f"\nkept in {folder}/evals.jsonl, and in its report if it has one")
+
+
+def play_ways(
+    cfg, policy, rollouts, sets, seeds, folder: Path, update: int, whose: str = ""
+) -> None:
+    """Play the sets greedily, then sampled."""
+    for how, temperature in (("", 0.0), (SAMPLED, cfg.temperature)):
+        for name, (trained, new_env) in sets.items():
+            groups = rollouts.once(new_env, seeds, update, temperature)  # [n][1]
+            shown = trained and not how + whose
+            name += how + whose
+            record_evaluation(folder, policy, groups, name, shown, "eval_only", update)
+
+
+def print_components(line: dict) -> None:
+    """Each measure in a line of evals.jsonl, with its interval."""
+    tasks, n = line["tasks"], len(line["reward"])
+    print(f"\n{tasks}: mean [95% interval], greedy, {n} tasks that were not trained on")
+    for name in tables.measures(line):
+        values = tables.values(line, name)
+        given = values[~np.isnan(values)]
+        print(f"  {name:22} {tables.cell(name, given)}, n={len(given)}")
+
+
+def print_gains(lines: list[dict]) -> None:
+    """What the adapter gains on each set, paired: both played the same tasks."""
+    rows, found = [], {line["tasks"]: line for line in lines}
+    for tasks in (name for name in found if not name.endswith(BASE)):
+        base, own = records.same_tasks(found[tasks + BASE], found[tasks])
+        for name in GAINED:
+            if name in own and (name == "reward" or own[name] != own["reward"]):
+                gain = metrics.gain(base[name], own[name])
+                means = [tables.cell(name, tables.values(line, name)) for line in (base, own)]
+                share = name in tables.PERCENT
+                change = gain.points() if share else gain.signed()
+                rows.append([tasks, tables.label(name), *means, change, str(gain.n)])
+    text = ["The same tasks, paired; greedy unless it says sampled; 95% intervals."]
+    head = ["tasks", "", "without the adapter", "with it", "difference", "n"]
+    print("\n" + tables.markdown([tables.section("What was learnt", text, head, rows)]))
+
+
+def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, list[int]]:
+    """(the sets to evaluate, the seeds of their tasks); cfg gets what was typed.
+
+    Other rules or held-out tasks give the set another name, so that it is not compared
+    with the run's own.
+    """
+    own = next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
+    own_rules = rules_of(cfg)
+    warn_unread_flags(cfg, typed)
+    cfg.async_rollouts = 0  # there is no trainer to run ahead of
+    given.set = [*cfg.set, *given.set]  # the later one counts
+    names = typed - {"eval_only", "held_out"}
+    run_folder.take_typed("--eval-only", cfg, given, names, MAY_BE_TYPED)
+    check(cfg)
+    if "difficulty" in typed:
+        cfg.eval_other_tiers = False
+    rules = ""
+    for rule, value in rules_of(cfg).items():
+        if value != own_rules[rule]:
+            rules += f", {rule.replace('_', ' ')} {value}"
+    if given.held_out:
+        rules += ", held-out"
+        print("held-out tasks: for a final table; choose nothing by them")
+    first = HELD_OUT_SEEDS if given.held_out else DEV_SEEDS
+    seeds = seeds_from(cfg, first, cfg.eval_n)
+    if not seeds:
+        raise ValueError(f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md")
+    sets = eval_sets(cfg, partial(guarded, make_env, cfg), sweep=True)
+    sets = {name + rules: (name + rules == own, new_env) for name, (_, new_env) in sets.items()}
+    return sets, seeds
+
+
+def rules_of(cfg: Config) -> dict:
+    """{rule: its value}, for the rules that a set's name does not mention."""
+    env = make_env(cfg, cfg.difficulty)
+    own = [name for name in settable(cfg.env) if name not in IN_NAME]
+    # Only letters has another reward to choose.
+    rules = {"max_tokens": cfg.max_tokens, "reward": getattr(env, "reward_kind", None)}
+    return rules | {name: getattr(env, name) for name in own}
