@@ -11,13 +11,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from batch import collate
 from fast import parallel
 from fast.logprobs import token_logprobs
-from grpo import collate
 from policy import PICO, load_policy
 from rollout import Episode
 from sft import sft_step
-from steps import stir, train_on
+from steps import FLAGS, stir, train_on
+from train import how_to_compute
 
 CASES = {
     "grpo": dict(loss="grpo"),
@@ -77,7 +78,9 @@ def results() -> dict:
         keep = lambda *_, w=weights, kept=kept: kept.append(flat(p.grad for p in w.values()))
         optimizer.register_step_pre_hook(keep)
         if name == "sft":
-            stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
+            how = how_to_compute(FLAGS, policy)
+            loss, norm = sft_step(policy, optimizer, sum(batch(), []), 100, how)
+            stats = {"loss": loss, "grad_norm": norm}
         else:
             reference = {n: p.detach() * 0.9 for n, p in weights.items()}  # for a KL
             everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}

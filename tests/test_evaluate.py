@@ -7,8 +7,10 @@ import pytest
 
 import metrics
 from bookkeeping import tables
+from bookkeeping.again import print_components
 from bookkeeping.records import lines
-from evaluate import eval_line, evaluate_policy, print_components, probe_report, summarize
+from bookkeeping.run import probe_report, record_evaluation
+from evaluate import eval_line, summarize
 from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
 
@@ -31,14 +33,14 @@ def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 2
     says."""
     calls = []
 
-    def roll(make_env, seeds):
-        (episodes,) = make_env.args  # evaluate.py guards what makes the environments
-        calls.append((episodes, list(seeds)))
+    seeds, results = dev_seeds(Config(eval_n=n)), {}
+    for tasks, (trained, episodes) in sets.items():
+        calls.append((episodes, seeds))
         for e, seed in zip(episodes, seeds):
             e.seed = seed
-        return [[e] for e in episodes[: len(seeds)]]
-
-    results = evaluate_policy(tiny, roll, sets, dev_seeds(Config(eval_n=n)), folder, stage, done)
+        groups = [[e] for e in episodes]
+        given = (folder, tiny, groups, tasks, trained, stage, done)
+        results[tasks] = record_evaluation(*given)
     return calls, {
         (tasks, name): value.mean
         for tasks, found in results.items()
@@ -173,8 +175,10 @@ def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
     said = {"role": "assistant", "content": "<answer>7</answer>"}
     played = [[episode(float(r), exact=float(r), format=1.0) for r in g] for g in groups]
     broken = [episode(stop="error")] * 2  # counts nowhere
-    for e in sum(played, []):
-        e.messages.append(said)
+    for g in played:
+        for e in g:
+            e.messages.append(said)
+            e.advantages = [float(len({e.reward for e in g}) > 1)]
     told = probe_report([*played, broken], Config(k=2, max_tokens=9))
     assert told[-1].startswith(verdict)
     assert told[0].split()[1] == f"{2 * len(groups)}," and "<answer>7</answer>" in told[-2]

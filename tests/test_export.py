@@ -16,7 +16,7 @@ import train
 from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bridges import export
-from policy import PICO, load_policy, plain_logprobs
+from policy import PICO, load_policy, plain_forward
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "Count the letters a and b in abcab. <think> a1"
@@ -61,7 +61,9 @@ def trained(run: Path):
 def logprobs(policy) -> torch.Tensor:
     ids = torch.tensor([policy.tokenizer(TEXT)["input_ids"]])
     with torch.no_grad():
-        return plain_logprobs(policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool))[0]
+        return plain_forward(
+            policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
+        ).logprobs
 
 
 @pytest.mark.parametrize("name", ["lora", "full", "half"])

@@ -9,7 +9,7 @@ import pytest
 import settings
 import warm
 from bookkeeping import doctor, refusals
-from bookkeeping.failures import FAILURES
+from bookkeeping.failures import FAILURES, SETTINGS
 from warm import ROOT
 
 KEPT = json.loads((ROOT / "results" / "failures.json").read_text())["arms"]
@@ -75,7 +75,7 @@ def test_a_mistake_that_would_not_be_made_is_refused(flags):
             ValueError,
             match=f"--break {name}: .* leave out --plain, --engine vllm and --async-rollouts",
         ):
-            refusals.check(settings.command_line(["--break", name, *flags])[0])
+            refusals.check(settings.command_line(["--break", name, *flags], SETTINGS)[0])
     refusals.check(
-        settings.command_line(["--break", "off-policy"])[0]
+        settings.command_line(["--break", "off-policy"], SETTINGS)[0]
     )  # its own flag samples ahead

@@ -10,7 +10,7 @@ import torch
 from fast import logprobs
 from fast.logprobs import token_logprobs
 from helpers import random_rows
-from policy import plain_logprobs
+from policy import plain_forward
 from steps import assert_close, gradients, naive_logprobs
 
 
@@ -37,6 +37,21 @@ def assert_naive(policy, ids, mask, lengths: list[int], found, temperature: floa
     assert_close(ours, gradients(policy))
 
 
+def plainly(*given):
+    """policy.plain_forward's log-probs and entropies."""
+    found = plain_forward(*given)
+    return found.logprobs, found.entropy
+
+
+def test_the_plain_head_sees_masked_positions_only(load):
+    policy, seen = load("qwen3", 4), []
+    head = policy.lm.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    mask = mask_of("some", 4, 39)
+    assert plain_forward(policy, random_rows(4, 40), mask).logits.shape == seen[0]
+    assert seen == [(int(mask.sum()), 1024)]
+
+
 @pytest.mark.parametrize(
     "kind, lora_rank, chunk, temperature, which",
     [
@@ -58,7 +73,7 @@ def assert_naive(policy, ids, mask, lengths: list[int], found, temperature: floa
         ("lfm2", 0, 4, 1.0, "some"),
     ],
 )
-@pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])
+@pytest.mark.parametrize("how", [token_logprobs, plainly])
 def test_logprobs_of_both_ways_are_those_of_a_naive_forward(
     load, monkeypatch, how, kind, lora_rank, chunk, temperature, which
 ):
@@ -75,7 +90,7 @@ def test_logprobs_of_both_ways_are_those_of_a_naive_forward(
         logits = policy.model(input_ids=ids).logits[:, :-1].float()
     full = torch.log_softmax(logits / temperature, -1)  # [3, 11, V]
     assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
-    assert entropies.requires_grad == (how is plain_logprobs)  # a bonus for entropy needs that way
+    assert entropies.requires_grad == (how is plainly)  # a bonus for entropy needs that way
 
 
 def four_prompts() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -137,7 +152,7 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     assert ours == (lora_rank > 0 and kind != "gemma2")
     assert {name for name, *_ in seen} == {"by_our_layers" if ours else "by_the_model"}
     assert_naive(policy, ids, mask, lengths, found)
-    assert_naive(policy, ids, mask, lengths, plain_logprobs(policy, ids, mask, 0.7)[0])
+    assert_naive(policy, ids, mask, lengths, plainly(policy, ids, mask, 0.7)[0])
     shapes = [shape for *_, shape in seen]
     if kind == "gemma2":  # sliding windows: whole rows
         assert sum(rows for _, rows, _ in seen) == 9 and {P for _, P in shapes} == {0}
@@ -200,7 +215,7 @@ def test_a_model_that_our_layers_do_not_know_trains_by_itself(load, what):
     assert not logprobs.knows(policy.lm)
 
 
-@pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])
+@pytest.mark.parametrize("how", [token_logprobs, plainly])
 def test_an_empty_mask_gives_no_logprobs(tiny, how):
     ids = random_rows(2, 6)
     for tensor in how(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):

@@ -10,21 +10,22 @@ import torch
 
 import settings
 import train
-from bookkeeping import pretrained, refusals
+from bookkeeping import refusals
+from bookkeeping.pretrained import load_checked
 from fast import ahead, machine
-from policy import PICO, load_policy
+from policy import PICO
 
 FROZEN, LEARNS, EXACT = (False, torch.bfloat16), (True, torch.float32), (False, torch.float32)
 
 
 @pytest.mark.parametrize(
     "small, rank, formats",
-    [(0, 4, {FROZEN, LEARNS}), (0, 0, {LEARNS}), (pretrained.SMALL, 4, {EXACT, LEARNS})],
+    [(0, 4, {FROZEN, LEARNS}), (0, 0, {LEARNS}), (machine.SMALL, 4, {EXACT, LEARNS})],
 )
 def test_a_cards_number_formats(model_folder, monkeypatch, small, rank, formats):
-    """The meta device is no CPU, so load_policy takes a card's number formats."""
-    monkeypatch.setattr(pretrained, "SMALL", small)
-    policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
+    """The meta device is no CPU, so a model there has a card's number formats."""
+    monkeypatch.setattr(machine, "SMALL", small)
+    policy = load_checked(model_folder("qwen3"), rank, 8, device="meta")
     assert {(p.requires_grad, p.dtype) for p in policy.model.parameters()} == formats
     assert policy.bfloat16 == (small == 0)
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bookkeeping import pretrained
+from bookkeeping.pretrained import load_checked
 from fast import machine as plan
 from fast.logprobs import knows, logit_scale, token_logprobs
 from fast.machine import checkpoint_activations, choose_model, out_of_memory, pick_device
 from helpers import assert_one_sentence, random_rows, write_folder
-from policy import PICO, PICO_SWARM, load_policy
+from policy import PICO, PICO_SWARM
 from steps import assert_close, gradients, snapshot
 
 
@@ -85,7 +85,7 @@ def test_checkpointing_refuses_a_model_with_dropout(load):
 
 def refused(name, **more) -> str:
     with pytest.raises(SystemExit) as error:
-        load_policy(str(name), 4, 8, **({"device": "cpu"} | more))
+        load_checked(str(name), 4, 8, **({"device": "cpu"} | more))
     assert_one_sentence(error)
     return str(error.value)
 
@@ -199,7 +199,7 @@ def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert pick_device("auto", 0.9e6) == pick_device("auto") == "cpu"
     assert pick_device("auto", 0.6e9) == pick_device("mps") == "mps"
-    monkeypatch.setattr(pretrained.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(plan.dist, "is_initialized", lambda: True)
     assert pick_device("auto", 0.6e9) == "cpu"  # gloo adds up no gradients on MPS
 
 

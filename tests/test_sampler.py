@@ -13,8 +13,9 @@ import torch
 from fast import machine
 from fast.layers import folded_layers
 from fast.logprobs import token_logprobs
-from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder, sample_each
+from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder
 from policy import PlainSampler, Policy, draw, load_policy
+from rollout import Episode, Player, sample_each
 
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
 
@@ -132,7 +133,9 @@ def test_one_prompt_sampled_k_times_is_read_once(tiny, monkeypatch):
     spy = lambda ids, run=sampler.decoder.run: seen.append([*ids.shape]) or run(ids)
     monkeypatch.setattr(sampler.decoder, "run", spy)
     sampler.sample(random_prompts(7, 7), 8, 3, 1.0, grid(2, 8))
-    sample_each(sampler, 3 * random_prompts(5), grid(1, 3)[0], [None] * 3, 2, 1.0, False)
+    prompts = 3 * random_prompts(5)
+    players = [Player(Episode(0, 0, ids), None, n) for n, ids in enumerate(prompts)]
+    sample_each(sampler, players, 2, 1.0, 0)
     assert seen == [[2, 7], [16, 1], [16, 1], [1, 5], [3, 1]]
 
 

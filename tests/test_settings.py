@@ -161,10 +161,9 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
 
 def chosen(n_parameters: float, *words: str) -> Config:
     """What a run of a model of this size has for these flags."""
-    cfg, _ = settings.command_line(list(words))
+    cfg, _ = settings.command_line(list(words), failures.SETTINGS)
     refusals.check(cfg)
-    settings.fill_in_defaults(cfg, n_parameters, "because")
-    return cfg
+    return settings.complete(cfg, n_parameters, "", {})
 
 
 def test_set_gives_an_environment_its_fields(tmp_path):
@@ -217,7 +216,7 @@ CHOSEN = [  # (parameters, flags, what a run then has)
      PUBLISHED | {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768}),
     (4e9, "--preset swarm-published --env letters --difficulty 6 --k 6", PUBLISHED | {"k": 6, "set": []}),
     (4e9, "--preset seed --break learning-rate --reward binary",
-     failures.settings("learning-rate") | {"reward": "binary", "think": False}),
+     failures.SETTINGS["learning-rate"] | {"reward": "binary", "think": False}),
     (0.9e6, "", SMALL_ONES | {"lr": 3e-4, "updates": 150, "max_tokens": 320}),
     (0.9e6, "--env alphabet", SMALL_ONES | {"lr": 3e-4, "updates": 80, "max_tokens": 640}),
     (0.9e6, "--env swarm", SMALL_ONES | {"lr": 5e-4, "updates": 150, "max_tokens": 160}),
@@ -247,7 +246,7 @@ def test_a_run_keeps_the_model_and_the_settings_that_auto_chose():
         ("my/model", "my/model", "my/model"),
     ):
         cfg = Config(model=asked)
-        settings.fill_in_defaults(cfg, 4e9, "because", path, {"micro_tokens": 4096})
+        cfg = settings.complete(cfg, 4e9, path, {"micro_tokens": 4096})
         assert (cfg.model, cfg.micro_tokens) == (kept, 4096)
     words = "--env swarm --device cpu --micro-tokens None --vllm-memory 0.3 --no-plain"
     model, env, device, asked = settings.model_request(*settings.command_line(words.split()))

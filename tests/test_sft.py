@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sft
+from bookkeeping.run import left_out
 from env_letters import Letters
 from rollout import Episode, expert_episode
 from sft import sft_batches, sft_step
@@ -34,7 +35,7 @@ def episodes(tiny) -> list[Episode]:
 def test_loss_and_gradient_are_those_of_the_naive_mean(load, episodes, lora_rank, micro_tokens):
     policy, each = load("qwen3", lora_rank, awake=True), []
     frozen = torch.optim.SGD(policy.trainable().values(), lr=0.0)  # it moves nothing
-    stats = sft_step(policy, frozen, episodes, micro_tokens)
+    loss, grad_norm = sft_step(policy, frozen, episodes, micro_tokens)
     ours = gradients(policy)
     policy.model.zero_grad()
     for e in episodes:
@@ -43,9 +44,8 @@ def test_loss_and_gradient_are_those_of_the_naive_mean(load, episodes, lora_rank
     expected = torch.cat(each).mean()
     expected.backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.trainable().values(), 1.0)
-    assert stats["loss"] == pytest.approx(expected.item(), rel=1e-4)
-    assert stats["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
-    assert stats["trained_tokens"] == sum(e.reply_tokens for e in episodes)
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    assert grad_norm == pytest.approx(norm.item(), rel=1e-3)
     assert_close(ours, gradients(policy))
 
 
@@ -54,7 +54,7 @@ def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_the_last(tiny, mo
 
     def step(policy, optimizer, *rest):
         rates.append(optimizer.param_groups[0]["lr"])
-        return {"loss": 1.0}
+        return 1.0, 1.0
 
     monkeypatch.setattr(sft, "sft_step", step)
     cfg = SimpleNamespace(
@@ -63,23 +63,23 @@ def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_the_last(tiny, mo
         sft_lr=1.0,
         seed=0,
         micro_tokens=HUGE,
-        plain=False,
         max_tokens=HUGE,
     )
-    sft.sft(tiny, make_env, [1, 2], cfg, lambda: None)
+    sft.sft(tiny, make_env, [1, 2], cfg)
     assert rates == pytest.approx([0.5, *((20 - i) / 20 for i in range(1, 20))])
 
 
 def test_what_rl_could_not_play_is_left_out_and_counted(tiny, episodes):
     endless = Episode(9, 0, [5] * 600, [False] * 599 + [True], [0.0] * 600)  # the context is 512
-    longest = max(map(sft.longest_reply, episodes))
+    longest = max(max(e.turn_lengths) for e in episodes)
     for shown, most, kept, told in (
         (episodes, longest, 5, ""),
         ([*episodes, endless], longest, 5, "1 of 6 demonstrations are longer than the model's"),
         (episodes, longest - 1, 2, "3 of 5 demonstrations have a reply longer than --max-tokens"),
         (episodes, 1, 5, "shown, as there are no others"),
     ):
-        fit, symptoms = sft.select_demonstrations(tiny, shown, most)
+        fit, counts = sft.select_demonstrations(tiny, shown, most)
+        symptoms = left_out(counts, most)
         assert len(fit) == kept and endless not in fit
         assert bool(symptoms) == bool(told) and told in "".join(symptoms.values())
     with pytest.raises(ValueError, match="every demonstration is longer than the model's context"):

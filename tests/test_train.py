@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
 import grpo
 import metrics
 import settings
 import train
 import warm
-from bookkeeping import refusals
+from bookkeeping import again, refusals
 from bookkeeping.records import lines
 from bookkeeping.run import SECONDS
 from settings import DEV_SEEDS
@@ -164,9 +163,9 @@ def bomb(real, at):
 def test_asked_to_stop_a_run_saves_says_how_to_go_on_and_ends_equal(whole, tmp_path, name):
     code = f"""
 real = train.update
-def update(*given):
+def update(*given, **more):
     os.kill(os.getpid(), signal.{name})  # in the middle of the first update
-    return real(*given)
+    return real(*given, **more)
 train.update = update
 """
     done = script(code, *ONE_TIER, "--runs", tmp_path, "--name", "cut")
@@ -203,11 +202,11 @@ def test_out_of_memory_is_one_sentence_and_the_run_goes_on_in_smaller_pieces(tmp
     code = """
 import torch
 real, updates = train.update, []
-def update(*given):
+def update(*given, **more):
     updates.append(1)
     if len(updates) == 2:
         raise torch.OutOfMemoryError("CUDA out of memory.\\nSee the documentation")
-    return real(*given)
+    return real(*given, **more)
 train.update = update
 """
     done = script(code, *ONE_TIER, "--kl", 0.1, "--runs", tmp_path, "--name", "full")
@@ -417,10 +416,11 @@ def test_eval_only_gives_the_final_evaluation_again_and_tells_other_rules_apart(
 
 def test_held_out_tasks_are_no_others_tasks(whole, monkeypatch):
     seen = []
-    take = lambda policy, roll, sets, seeds, *rest: seen.append(seeds) or {}
-    monkeypatch.setattr(evaluate, "evaluate_policy", take)
+    take = lambda cfg, policy, rollouts, sets, seeds, *rest: seen.append(seeds)
+    monkeypatch.setattr(again, "play_ways", take)
+    monkeypatch.setattr(again, "print_gains", lambda lines: None)
     given = settings.Config(eval_only=str(whole), held_out=True, eval_n=512)
-    evaluate.evaluate_only(given, {"eval_only", "held_out", "eval_n"})
+    again.evaluate_only(given, {"eval_only", "held_out", "eval_n"})
     cfg = settings.Config(**read(whole / "config.json"))
     whose = lambda seeds: {str(settings.make_env(cfg, 6).reset(seed)) for seed in seeds}
     held_out = whose(seen[0])
