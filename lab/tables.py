@@ -13,11 +13,9 @@ tests/test_tables.py runs the check.
 import json
 import random
 import re
-import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import comb
@@ -114,8 +112,7 @@ def over(rows: list) -> Interval:
 
 def percent(rows: list, digits: int = 1) -> str:
     """The share of right answers; its interval stays between 0 and 1."""
-    found = over(rows)
-    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high)).percent(digits)
+    return over(rows).within(0.0, 1.0).percent(digits)
 
 
 def less(ours: list, theirs: list) -> Interval:
@@ -256,10 +253,12 @@ def off_the_guess(arm: dict) -> str:
 
 def beyond_the_guess(arm: dict) -> str:
     """Of the tasks that the best guess misses, what is right; each seed."""
-    found, missed = [], best_guess(arm) == 0
-    for before, after in zip(of_seeds(arm, "after_sft"), of_seeds(arm, "final")):
-        found.append(f"{before[missed].mean():.0%} → {after[missed].mean():.0%}")
-    return ", ".join(found)
+    missed = best_guess(arm) == 0
+    before, after = (
+        [f"{final[missed].mean():.0%}" for final in of_seeds(arm, stage)]
+        for stage in ("after_sft", "final")
+    )
+    return ", ".join(map(" → ".join, zip(before, after)))
 
 
 def pairs(what: str, name: str, *rows: tuple[str, str, str]) -> str:
@@ -760,7 +759,7 @@ def hardware(arm: str) -> list[dict]:
 
 def spread(values: list[float]) -> str:
     """A median with the least and the most."""
-    return f"{statistics.median(values):,.1f} [{min(values):,.1f}, {max(values):,.1f}]"
+    return f"{np.median(values):,.1f} [{min(values):,.1f}, {max(values):,.1f}]"
 
 
 SPEEDS = "model | what, and whose | tokens per second | ours faster, round by round | peak MB"
@@ -859,14 +858,6 @@ def lessons() -> list[dict]:
     )
 
 
-def claim_numbers() -> Iterable[list]:
-    """The checks that decide each claim, and the numbers that pages cite besides."""
-    for name in claims.CLAIMS:
-        for check in claims.checks(name):
-            *row, verdict = claims.row(check)
-            yield [name, *row, f"**{verdict}**" if verdict else ""]
-
-
 def doctor() -> Iterable[list]:
     """What the doctor finds in others' logs, why, and what to set first with TRL."""
     logged = {mine for names in logs.NAMES.values() for mine in names.values()}
@@ -889,8 +880,13 @@ TABLES |= {
             ),
         },
     ),
-    "claim_numbers": lambda: table(
-        "claim | number | predicted | measured | n | verdict", claim_numbers()
+    "claim_numbers": lambda: table(  # what decides each claim, and what pages cite besides
+        "claim | number | predicted | measured | n | verdict",
+        (
+            [name, *claims.row(check)[:4], check.verdict and f"**{check.verdict}**"]
+            for name in claims.CLAIMS
+            for check in claims.checks(name)
+        ),
     ),
     "trust": lambda: made(  # what was tried, how often it happened, and Wilson's interval of that
         arms("trust"),
@@ -919,29 +915,27 @@ def plain(text: str) -> str:
     return re.sub(r"[*+%]| points", "", text)
 
 
-def wrong(texts: dict[str, str]) -> list[str]:
-    """Intervals in the prose of these pages ({name: text}) that are in no table, a line each."""
-    made = plain("".join(found[0] for text in texts.values() for found in MARK.finditer(text)))
-    out = []
-    for name, text in texts.items():
+def wrong(texts: dict[object, str]) -> list[str]:
+    """Intervals in the prose of these pages ({page: text}) that are in no table, a line each."""
+    tables = plain("".join(found[0] for text in texts.values() for found in MARK.finditer(text)))
+    lines = []
+    for page, text in texts.items():
         prose = re.sub(r"```.*?```|`[^`]*`", "", MARK.sub("", text), flags=re.S)
         prose = re.sub(r"\s+", " ", prose)  # an interval may go over the end of a line
-        missing = [i for i in INTERVAL.findall(prose) if plain(i) not in made]
-        out += [f"{name}: {interval} stands in no table" for interval in missing]
-    return out
+        missing = [i for i in INTERVAL.findall(prose) if plain(i) not in tables]
+        lines += [f"{page}: {interval} stands in no table" for interval in missing]
+    return lines
 
 
 def main() -> None:
-    check = sys.argv[1:] == ["--check"]
-    texts, problems = {}, []
-    for page in pages():
-        text, name = page.read_text(encoding="utf8"), f"{page.parent.name}/{page.name}"
-        texts[name] = remake(text)
-        if not check:
-            page.write_text(texts[name], encoding="utf8")
-        elif texts[name] != text:
-            problems.append(f"{name}: not what results/ gives; run python -m lab.tables")
-    problems += wrong(texts)
+    before = {page: page.read_text(encoding="utf8") for page in pages()}
+    after = {page: remake(text) for page, text in before.items()}
+    problems = wrong(after)
+    for page in after:
+        if sys.argv[1:] != ["--check"]:
+            page.write_text(after[page], encoding="utf8")
+        elif after[page] != before[page]:
+            problems.append(f"{page}: not what results/ gives; run python -m lab.tables")
     print("\n".join(problems) or "every table and every interval is that of results/")
     sys.exit(bool(problems))
 

@@ -29,7 +29,7 @@ from policy import plain_logprobs
 from swarm import governance
 
 # name: (hint, answer to the question)
-TOLD = {
+HELP = {
     "partial_reward": (
         "None is worth 0 whatever else is true. For several letters, compare the keys with the "
         "letters asked for before you look at any count.",
@@ -277,18 +277,18 @@ def verdict(name: str, function) -> str:
         yours, real = with_slope(yours), with_slope(real)
     for case in cases()[name]:
         words = zip(inspect.signature(function).parameters, case)
-        given = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
-        wanted = real(*copy.deepcopy(case))  # copies: a reader's function may change what it gets
+        call = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
+        expected = real(*copy.deepcopy(case))  # copies: a reader's function may change what it gets
         try:
             found = yours(*copy.deepcopy(case))
         except NotImplementedError:
             return "not done yet"
         except Exception as error:
-            told = " ".join(str(error).split())[:200]
-            return f"not yet: {given} raises {type(error).__name__}: {told}"
-        if not same(found, wanted):
+            message = " ".join(str(error).split())[:200]
+            return f"not yet: {call} raises {type(error).__name__}: {message}"
+        if not same(found, expected):
             what = " (the values, then their gradient)" if name in WITH_SLOPE else ""
-            return f"not yet: {given} gives {shown(found)} and should give {shown(wanted)}{what}"
+            return f"not yet: {call} gives {shown(found)} and should give {shown(expected)}{what}"
     return "right"
 
 
@@ -304,14 +304,14 @@ def main(argv: list[str], yours: dict) -> int:
     parser.add_argument("--hint", help="a hint for exercise N", **number)
     parser.add_argument("--answer", help="the question of exercise N, answered", **number)
     args = parser.parse_args(argv)
-    if asked := args.hint or args.answer:
-        hint, answer = TOLD[names[asked - 1]]
+    if args.hint or args.answer:
+        hint, answer = HELP[names[(args.hint or args.answer) - 1]]
         print(hint if args.hint else answer)
         return 0
     chosen, right = [args.exercise] if args.exercise else range(1, len(names) + 1), 0
     for n in chosen:
-        said = verdict(names[n - 1], yours[names[n - 1]])
-        print(f"{n:2}  {names[n - 1]:18}  {said}")
-        right += said == "right"
+        result = verdict(names[n - 1], yours[names[n - 1]])
+        print(f"{n:2}  {names[n - 1]:18}  {result}")
+        right += result == "right"
     print(f"\n{right} of {len(chosen)} right; --hint N helps.")
     return int(right < len(chosen))

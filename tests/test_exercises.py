@@ -9,14 +9,14 @@ import torch
 
 from env_letters import Task, score_reply
 from learn import exercises
-from learn.judge import REAL, TOLD, cases, main, verdict
+from learn.judge import HELP, REAL, cases, main, verdict
 
 BANANA = Task("banana", ("a", "n", "q"), (3, 2, 0))
 
 
 def test_the_committed_file_is_unsolved(capsys):
     defined = [n for n, f in vars(exercises).items() if inspect.getmodule(f) is exercises]
-    assert list(REAL) == list(TOLD) == list(cases()) == defined
+    assert list(REAL) == list(HELP) == list(cases()) == defined
     assert main([], vars(exercises)) == 1
     told = capsys.readouterr().out
     assert told.count("not done yet") == 11 and "0 of 11 right" in told and "--hint N helps" in told
@@ -112,7 +112,7 @@ def test_a_mistake_is_shown_the_input_that_tells(name, mistaken):
     assert " and should give " in said or " raises " in said
 
 
-@pytest.mark.parametrize("n, name", enumerate(TOLD, 1))
+@pytest.mark.parametrize("n, name", enumerate(HELP, 1))
 def test_every_exercise_has_a_hint_and_an_answer(capsys, n, name):
-    for flag, words in zip(("--hint", "--answer"), TOLD[name]):
+    for flag, words in zip(("--hint", "--answer"), HELP[name]):
         assert main([flag, str(n)], {}) == 0 and capsys.readouterr().out == words + "\n"

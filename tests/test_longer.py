@@ -47,9 +47,8 @@ def test_the_base_was_shown_no_string_of_more_than_80_letters():
     assert max(len(task.text) for task in tasks) == 80
     assert max(len(task.letters) for task in tasks) == 20
     rows = corpus.tally_rows(tokenizer, rng, 20, 512, corpus.repeating_task, corpus.words_between)
-    rows += corpus.letters_rows(
-        tokenizer, rng, 100, POLISHED, POLISHED, corpus.third_of_tier_6, reword=corpus.with_words
-    )
+    how = {"draw": corpus.third_of_tier_6, "reword": corpus.with_words}
+    rows += [corpus.letters_row(tokenizer, rng, POLISHED, POLISHED, **how) for _ in range(100)]
     pairs = [(tokenizer.decode(p), tokenizer.decode(r)) for row in rows for p, r, *_ in row]
     quoted = [re.findall('"([a-z]+)"', prompt) for prompt, _ in pairs]
     spelled = [re.findall(r"(?<!\S)([a-z])\d*(?!\S)", reply) for _, reply in pairs]
