@@ -171,8 +171,8 @@ def main(name: str = "") -> None:
         sys.exit(bool(name))  # 1 if there is no such claim
     claim = CLAIMS[name]
     print(f"{claim['sentence']}\n\nSource: {claim['source']}.\nAs tested: {claim['reading']}")
-    print(claim.get("ours", ""))
-    print("\nresults/claims.json (* decides): number | predicted | measured | n | verdict")
+    print(f"{claim.get('ours', '')}\n")
+    print("results/claims.json (* decides): number | predicted | measured | n | verdict")
     for check in checks(name) + checks(name, beside=True):
         said = "" if check.figure is None else number(check.figure, check)
         columns = " | ".join([*row(check), said and f"the document: {said}"])

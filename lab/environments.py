@@ -24,11 +24,11 @@ from env_swarm import Swarm
 from swarm.bots import draw_scenario
 
 # The first level is tier 6, the last tier 7; those in between ask for tier 7's 12 to 20 letters.
-BETWEEN = {"80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130)}
+LONGER = {"80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130), "80-150": (80, 150)}
 EXACT = {str(n): (n, n) for n in range(60, 151, 10)}
-for level, size in (BETWEEN | EXACT).items():
+TIERS["40-80"] = TIERS[6]
+for level, size in (LONGER | EXACT).items():
     TIERS[level] = (TIERS[7][0], *size, *TIERS[7][3:])
-TIERS.update({"40-80": TIERS[6], "80-150": TIERS[7]})
 
 
 class Levels(Letters):
@@ -46,7 +46,7 @@ class Levels(Letters):
 
 
 class Lengths(Levels):
-    levels = ["40-80", *BETWEEN, "80-150"]
+    levels = ["40-80", *LONGER]
 
 
 class Exactly(Levels):

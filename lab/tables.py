@@ -199,11 +199,10 @@ def passed(stage: str) -> Cell:
 def bases() -> Iterable[dict]:
     """Each base in both decodings, with [seeds][tasks] of its arms."""
     data = read("bases")
+    names = ("base", "begun", "grpo", "sft_derives", "no_think")
     for base, how in product(data["bases"], WAYS):
-        names = ("base", "begun", "grpo", "sft_derives", "no_think")
-        found = {name: data["arms"][f"{base}_{name}"] for name in names}
-        derives = np.mean(scores(found["base"], "habit_derives", how))
-        row = {name: scores(arm, how=how) for name, arm in found.items()}
+        row = {name: scores(data["arms"][f"{base}_{name}"], how=how) for name in names}
+        derives = np.mean(scores(data["arms"][f"{base}_base"], "habit_derives", how))
         yield data["bases"][base] | row | {"how": how, "derives": derives}
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from env_letters import TIERS, make_task
+from env_letters import make_task
 from lab.base import corpus
 from lab.base.pretrain import POLISHED
 from lab.base.tokenizer import build
@@ -38,7 +38,6 @@ def test_the_first_level_and_the_last_are_tiers_of_letters():
         env = Lengths()
         env.level = level
         assert [(env.reset(seed), env.task)[1] for seed in range(20)] == tier(n)
-    assert all(TIERS[n][1:3] == size for n, size in ((6, (40, 80)), (7, (80, 150))))
 
 
 def test_the_base_was_shown_no_string_of_more_than_80_letters():
