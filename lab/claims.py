@@ -115,8 +115,8 @@ def verdict(check: Check, i: Interval) -> str:
         holds, fails = -margin < low and high < margin, low > margin or high < -margin
     else:
         holds, fails = low > 0, high < max(margin, 0.0)
-    said = "fails" if fails else "holds" if holds else "undecided"
-    return said if check.expect else ""
+    result = "fails" if fails else "holds" if holds else "undecided"
+    return result if check.expect else ""
 
 
 def parts(name: str) -> str:
@@ -174,8 +174,8 @@ def main(name: str = "") -> None:
     print(f"{claim.get('ours', '')}\n")
     print("results/claims.json (* decides): number | predicted | measured | n | verdict")
     for check in checks(name) + checks(name, beside=True):
-        said = "" if check.figure is None else number(check.figure, check)
-        columns = " | ".join([*row(check), said and f"the document: {said}"])
+        figure = "" if check.figure is None else f"the document: {number(check.figure, check)}"
+        columns = " | ".join([*row(check), figure])
         print(f"  {'*' if check.decides else ' '} {columns}")
     runs = f"Its runs, for the seeds 0 to {LOOKS[0] - 1} (more: LOOKS in lab/claims.py):"
     print("\n" + (runs if "arms" in claim else "It has no runs: scripts played it."))

@@ -635,11 +635,13 @@ def swarm_worlds() -> Iterable[list]:
 def swarm_published() -> Iterable[list]:
     """Which published findings can be reproduced: sampled, from the base to after GRPO."""
     data = read("swarm")
-    for said in data["findings"]:
-        before, after = (measured(data["arms"][arm], said["measure"]) for arm in ("base", "grpo"))
+    for finding in data["findings"]:
+        before, after = (
+            measured(data["arms"][arm], finding["measure"]) for arm in ("base", "grpo")
+        )
         change = less(after, before)
         here = f"{np.mean(before):.3f} → {np.mean(after):.3f}: {change.signed()}"
-        yield [said["what"], said["published"], here, verdict(change, said.get("side"))]
+        yield [finding["what"], finding["published"], here, verdict(change, finding.get("side"))]
 
 
 def measured(arm: dict, measure: str) -> list:
@@ -655,16 +657,16 @@ def swarm_both() -> Iterable[list]:
     The scenarios of two versions differ, so nothing is paired.
     """
     data = read("swarm")
-    for said in data["versions"]:
+    for finding in data["versions"]:
         old, new = (
-            np.array(measured(data["arms"][arm], said["measure"])) for arm in ("v01", "grpo")
+            np.array(measured(data["arms"][arm], finding["measure"])) for arm in ("v01", "grpo")
         )
-        row = [said["what"], *said["published"], f"{old.mean():.3f}", f"{new.mean():.3f}"]
+        row = [finding["what"], *finding["published"], f"{old.mean():.3f}", f"{new.mean():.3f}"]
         if not old.any() and not new.any():
             yield [*row, "", "never seen here"]
             continue
         change = claims.interval({"a": new.mean(axis=1), "b": old.mean(axis=1)})
-        yield [*row, change.signed(), verdict(change, said.get("side"))]
+        yield [*row, change.signed(), verdict(change, finding.get("side"))]
     best = [np.max(measured(data["arms"][arm], "reward")) for arm in ("v01", "grpo")]
     yield ["highest reward of an episode", "1.14", "1.403", *(f"{x:.3f}" for x in best), "", ""]
 
@@ -676,8 +678,8 @@ def verdict(change: Interval, side: int | None) -> str:
     moved = int(change.low > 0) - int(change.high < 0)
     if side == 0:
         return "it did change here" if moved else "no change can be told here either"
-    said = {0: "cannot be told", side: "**came out**"}
-    return said.get(moved, "**came out the other way round**")
+    verdicts = {0: "cannot be told", side: "**came out**"}
+    return verdicts.get(moved, "**came out the other way round**")
 
 
 def swarm_players() -> Iterable[list]:
@@ -769,8 +771,8 @@ def speeds(arms: dict) -> Iterator[list]:
     rates = {a: [r["tokens"] / r["seconds"] for r in arm["rounds"]] for a, arm in arms.items()}
     for name, arm in arms.items():
         model, side, package = name.split(", ")
-        mine = f"{model}, {side.partition('_')[0]}_ours"
-        ours = next(rates[other] for other in arms if other.startswith(mine))
+        beginning = f"{model}, {side.partition('_')[0]}_ours"
+        ours = next(rates[other] for other in arms if other.startswith(beginning))
         middle, ends = spread([a / b for a, b in zip(ours, rates[name])]).split(" ", 1)
         peak = max(r["mb"] for r in arm["rounds"])
         who = f"{side.replace('_', ', ')} ({package})"
@@ -859,7 +861,7 @@ def lessons() -> list[dict]:
 
 def doctor() -> Iterable[list]:
     """What the doctor finds in others' logs, why, and what to set first with TRL."""
-    logged = {mine for names in logs.NAMES.values() for mine in names.values()}
+    logged = {column for names in logs.NAMES.values() for column in names.values()}
     seen = {}
     for name, illness in ILLNESSES.items():
         if not logged.issuperset(illness["columns"][:1]):

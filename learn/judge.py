@@ -163,10 +163,10 @@ def cases() -> dict[str, list[tuple]]:
     noise = lambda *shape: torch.randn(*shape, generator=g)
     floats = lambda *numbers: torch.tensor(numbers).float()
     logs = lambda *numbers: floats(*numbers).log()
-    some, one = Task("banana", ("a", "n", "q"), (3, 2, 0)), Task("banana", ("a",), (3,))
+    three, one = Task("banana", ("a", "n", "q"), (3, 2, 0)), Task("banana", ("a",), (3,))
     right = '{"a": 3, "n": 2, "q": 0}'
     more = '{"a": 3, "n": 2, "q": 0, "b": 0}'
-    said = ['{"a": 3, "n": 2, "q": 1}', right, more, '{"a": 3, "n": 2}', "{}", "3, 2, 0"]
+    answers = ['{"a": 3, "n": 2, "q": 1}', right, more, '{"a": 3, "n": 2}', "{}", "3, 2, 0"]
 
     def letters():
         task = make_task(rng, 6)
@@ -182,8 +182,8 @@ def cases() -> dict[str, list[tuple]]:
     lengths = [((2, 8), 10), ((5, 5), 10), ((0, 4), 10), ((7,), 10), ((3, 64, 20, 9), 64)]
     return {
         "partial_reward": [
-            *((some, f"<answer>{words}</answer>") for words in said),
-            *((some, reply) for reply in ("", right, f"<think><answer>{right}</answer></think>")),
+            *((three, f"<answer>{words}</answer>") for words in answers),
+            *((three, reply) for reply in ("", right, f"<think><answer>{right}</answer></think>")),
             *((one, f"<answer>{words}</answer>") for words in ('{"a": 3}', "3", "4", "three")),
             *(letters() for _ in range(20)),
         ],

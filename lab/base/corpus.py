@@ -13,9 +13,9 @@ The glance (none, one and two are seen, more is guessed) is a law, not laziness:
 counts, a model this small learns to count 60 letters without spelling them (62% of tier 6 exactly
 right, greedy), and there is little left to find by thinking.
 
-How often a habit is shown and how often the base is to say it are two numbers (`shown` and `said`):
-the first three tokens of a conversation's first reply, where the habit is decided, weigh said /
-shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has to be
+How often a habit is shown and how often the base is to say it are two numbers, `shown` and
+`wanted`: the first three tokens of a conversation's first reply, where the habit is decided, weigh
+wanted / shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has to be
 copied weighs more (pad_rows).
 
 In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode
@@ -73,12 +73,12 @@ def cut(tokenizer, texts: list[str], first: float = 1.0) -> Iterator[tuple]:
     texts: prompt, reply, prompt, reply, …; first: that weight in the first reply. A task's words
     are what submitted work takes from its task: in "I check the data report." all but "I" and ".".
     """
-    out, marked = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True), []
-    for text, offsets in zip(texts, out["offset_mapping"]):
-        spans = [match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)]
-        marked.append([any(a <= start and end <= b for a, b in spans) for start, end in offsets])
-    for prompt, reply, words in zip(out["input_ids"][::2], out["input_ids"][1::2], marked[1::2]):
-        yield prompt, reply, first, words
+    tokens = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    ids, places = tokens["input_ids"], tokens["offset_mapping"]
+    for i in range(1, len(texts), 2):  # the replies
+        spans = [match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', texts[i])]
+        words = [any(a <= start and end <= b for a, b in spans) for start, end in places[i]]
+        yield ids[i - 1], ids[i], first, words
         first = 1.0
 
 
@@ -90,19 +90,19 @@ def length_of(row: list[tuple]) -> int:
 def filled(tokenizer, n: int, length: int, draw: Callable, per_letter: float) -> list[list]:
     """n rows of texts, packed: those that fit into `length` tokens.
 
-    draw() begins to yield [prompt, reply, …]; a letter is about `per_letter` tokens.
+    draw() begins to yield lists of (prompt, reply). A row draws until it is full if a letter is
+    `per_letter` tokens.
     """
-    texts, owner, rows = [], [], [[] for _ in range(n)]
-    for row in range(n):
-        used, more = 0, draw()
-        while used < length:
-            for prompt, reply in next(more):
-                texts += [prompt, reply]
-                owner.append(row)
-                used += round(per_letter * (len(prompt) + len(reply)))
-    for row, pair in zip(owner, cut(tokenizer, texts)):
-        if length_of([*rows[row], pair]) <= length:
-            rows[row].append(pair)
+    rows = []
+    for _ in range(n):
+        row, expected, more = [], 0, draw()
+        while expected < length:
+            for texts in next(more):
+                expected += round(per_letter * len("".join(texts)))
+                (pair,) = cut(tokenizer, list(texts))
+                if length_of([*row, pair]) <= length:
+                    row.append(pair)
+        rows.append(row)
     return rows
 
 
@@ -190,14 +190,14 @@ def letters_row(
     tokenizer,
     rng: random.Random,
     shown: list[float],
-    said: list[float],
+    wanted: list[float],
     draw: Callable,
     thinks: float = 0.92,
     reword: Callable = lambda rng, ask: ask,
 ) -> list[tuple]:
     """A chat of one prompt and one reply, in a habit by chance.
 
-    shown, said: how often each habit is shown, and is to be said. draw(rng) gives a task. thinks:
+    shown, wanted: how often each habit is shown, and is to be wanted. draw(rng) gives a task. thinks:
     how often thinking is allowed. reword(rng, question): the question in its final words.
     """
     task, think = draw(rng), rng.random() < thinks
@@ -206,7 +206,7 @@ def letters_row(
     prompt = opening(tokenizer, reword(rng, question(task, think)), think)
     seen = task if style == "derives" else glance(task, rng)
     reply = write_reply(seen, style) + "<|im_end|>"
-    return list(cut(tokenizer, [prompt, reply], said[i] / shown[i] if think else 1.0))
+    return list(cut(tokenizer, [prompt, reply], wanted[i] / shown[i] if think else 1.0))
 
 
 # ---------------------------------------------------------------------------------- longer strings
@@ -287,16 +287,16 @@ def some_lists(rng: random.Random, cap: int) -> Iterator[list[tuple[str, str]]]:
 
 
 def alphabet_row(
-    tokenizer, rng: random.Random, shown: list[float], said: list[float]
+    tokenizer, rng: random.Random, shown: list[float], wanted: list[float]
 ) -> list[tuple]:
     """A whole episode in one habit, tokenized piece by piece just as rollout.py does.
 
-    shown, said: as in letters_row.
+    shown, wanted: as in letters_row.
     """
     sizes = ((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5))
     task = alphabet.make_task(rng, *sizes)
     think = rng.random() < 0.92
-    i = rng.choices(range(3), shown if think else [*said[:2], 0])[0]
+    i = rng.choices(range(3), shown if think else [*wanted[:2], 0])[0]
     texts = []
     for turn in range(len(task.turns)):
         ask = alphabet.question(task, turn, think)
@@ -304,7 +304,7 @@ def alphabet_row(
         reply = alphabet_reply(task, turn, ALPHABET_HABITS[i])
         reply = reply if think else reply.rpartition("</think>\n")[2]
         texts += [prompt, reply + "<|im_end|>"]
-    return list(cut(tokenizer, texts, said[i] / shown[i] if think else 1.0))
+    return list(cut(tokenizer, texts, wanted[i] / shown[i] if think else 1.0))
 
 
 # -------------------------------------------------------------------------------------------- swarm
