@@ -171,7 +171,7 @@ class Table:
         best = max(kept["swept"], key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
         kept["planned"] = min(self.seeds, arm["seeds"])
-        missing = range(len(kept["seeds"]), min(seeds, self.seeds, arm["seeds"]))
+        missing = range(len(kept["seeds"]), min(seeds, kept["planned"]))
         for seed, found in zip(missing, each(partial(self.play, name, best), missing)):
             kept["seeds"].append({"seed": seed} | found)
             self.keep(name, kept)
