@@ -115,8 +115,8 @@ def verdict(check: Check, i: Interval) -> str:
         holds, fails = -margin < low and high < margin, low > margin or high < -margin
     else:
         holds, fails = low > 0, high < max(margin, 0.0)
-    said = "fails" if fails else "holds" if holds else "undecided"
-    return said if check.expect else ""
+    result = "fails" if fails else "holds" if holds else "undecided"
+    return result if check.expect else ""
 
 
 def parts(name: str) -> str:
@@ -128,23 +128,25 @@ def parts(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------- words
-def number(x: float, check: Check, like: float, sign: str = "") -> str:
-    """One digit for points, percent and large numbers, else three. like: the mean next to it."""
-    digits = 1 if check.scale == 100 or abs(like) >= 10 else 3
-    return f"{check.scale * x:{sign}.{digits}f}"
+def digits(x: float, check: Check) -> int:
+    """One digit for points, percent and large numbers, else three."""
+    return 1 if check.scale == 100 or abs(x) >= 10 else 3
+
+
+def number(x: float, check: Check) -> str:
+    return f"{check.scale * x:.{digits(x, check)}f}"
 
 
 def measured(check: Check) -> str:
     """'+12.5 points [+3.0, +22.0]': a difference is written with its sign."""
     i = interval(check.rows, most=check.most)
-    ends = (max(0.0, i.low), min(1.0, i.high)) if check.share else (i.low, i.high)
+    i = i.within(0.0, 1.0) if check.share else i
     sign = "+" if " minus " in check.text or "gain" in check.text else ""
-    mean, low, high = (number(x, check, i.mean, sign) for x in (i.mean, *ends))
-    return f"{mean}{check.unit} [{low}, {high}]"
+    return i.text(digits(i.mean, check), check.scale, check.unit, sign)
 
 
 def predicted(check: Check) -> str:
-    than, margin = (number(x, check, x) for x in (check.than, check.margin))
+    than, margin = number(check.than, check), number(check.margin, check)
     if check.expect == "equal":
         return f"equal to {than} within {margin}"
     least = f"; {margin} would matter" if check.margin else ""
@@ -169,11 +171,11 @@ def main(name: str = "") -> None:
         sys.exit(bool(name))  # 1 if there is no such claim
     claim = CLAIMS[name]
     print(f"{claim['sentence']}\n\nSource: {claim['source']}.\nAs tested: {claim['reading']}")
-    print(claim.get("ours", ""))
-    print("\nresults/claims.json (* decides): number | predicted | measured | n | verdict")
+    print(f"{claim.get('ours', '')}\n")
+    print("results/claims.json (* decides): number | predicted | measured | n | verdict")
     for check in checks(name) + checks(name, beside=True):
-        said = "" if check.figure is None else number(check.figure, check, check.figure)
-        columns = " | ".join([*row(check), said and f"the document: {said}"])
+        figure = "" if check.figure is None else f"the document: {number(check.figure, check)}"
+        columns = " | ".join([*row(check), figure])
         print(f"  {'*' if check.decides else ' '} {columns}")
     runs = f"Its runs, for the seeds 0 to {LOOKS[0] - 1} (more: LOOKS in lab/claims.py):"
     print("\n" + (runs if "arms" in claim else "It has no runs: scripts played it."))

@@ -24,56 +24,55 @@ from env_swarm import Swarm
 from swarm.bots import draw_scenario
 
 # The first level is tier 6, the last tier 7; those in between ask for tier 7's 12 to 20 letters.
-BETWEEN = {"80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130)}
+LONGER = {"80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130), "80-150": (80, 150)}
 EXACT = {str(n): (n, n) for n in range(60, 151, 10)}
-for level, size in (BETWEEN | EXACT).items():
+TIERS["40-80"] = TIERS[6]
+for level, size in (LONGER | EXACT).items():
     TIERS[level] = (TIERS[7][0], *size, *TIERS[7][3:])
-TIERS.update({"40-80": TIERS[6], "80-150": TIERS[7]})
 
 
-class Lengths(Letters):
-    levels = ["40-80", *BETWEEN, "80-150"]
+class Levels(Letters):
+    """Letters, binary reward, in the levels that a class lists, the easiest first."""
+
+    style = "states"
 
     def __init__(self):
         self.level = self.levels[-1]
-        super().__init__(self.level, "binary", True, "states")
+        super().__init__(self.level, "binary", True, self.style)
 
     def reset(self, seed: int) -> list[dict]:
         self.difficulty = self.level  # a curriculum sets it
         return super().reset(seed)
 
 
-class Exactly(Lengths):
+class Lengths(Levels):
+    levels = ["40-80", *LONGER]
+
+
+class Exactly(Levels):
     levels = list(EXACT)
 
 
-class Spelt(Letters):
+class Spelt(Levels):
     """With spaces between the letters: SmolLM2's tokens are pieces of words, and hide them.
 
     verl-recipe's char_count does the same with dashes, for the same model.
     """
 
     levels = [1, 2, 3, 4, 5]
-
-    def __init__(self):
-        self.level = self.levels[-1]
-        super().__init__(self.level, "binary", True, "derives")
+    style = "derives"
 
     def reset(self, seed: int) -> list[dict]:
-        self.difficulty = self.level
         (message,) = super().reset(seed)
         word, spelt = f'"{self.task.text}"', f'"{" ".join(self.task.text)}"'
         return [message | {"content": message["content"].replace(word, spelt)}]
 
 
-class Chance(Letters):
+class Chance(Levels):
     """With some base models GRPO brings out a habit even if rewards are random (Shao et al. 2025,
     "Spurious Rewards"). Here nearly every group has a signal, but none is about the answer."""
 
     levels = [6]
-
-    def __init__(self):
-        super().__init__(6, "binary", True, "states")
 
     def score(self) -> dict[str, float]:
         return super().score() | {"reward": float(COIN.integers(2))}

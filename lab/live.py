@@ -71,8 +71,8 @@ NORMS = {
     "k_norm": "self_attn.k_norm",
 }
 MATRICES, SCALES = (
-    {f"{i}.{name}": f"model.layers.{i}.{place}" for i in range(4) for name, place in some.items()}
-    for some in (LINEAR, NORMS)
+    {f"{i}.{name}": f"model.layers.{i}.{place}" for i in range(4) for name, place in part.items()}
+    for part in (LINEAR, NORMS)
 )
 
 

@@ -56,9 +56,8 @@ def lay_out(file: str, files: set[str], folder: Path) -> None:
     place = folder / page_of(file)
     place.parent.mkdir(parents=True, exist_ok=True)
     if file.endswith(".ipynb"):
-        convert = [sys.executable, "-m", "nbconvert", "--log-level", "ERROR"]
-        convert += ["--to", "markdown", ROOT / file, "--output-dir", place.parent]
-        subprocess.run(convert, check=True)
+        flags = ["--log-level", "ERROR", "--to", "markdown", "--output-dir", place.parent]
+        subprocess.run([sys.executable, "-m", "nbconvert", *flags, ROOT / file], check=True)
     elif place.name == Path(file).name:
         shutil.copy(ROOT / file, place)
     else:

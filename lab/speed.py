@@ -108,8 +108,7 @@ def toss(groups: list[list[Episode]]) -> list[Episode]:
 
 # ------------------------------------------------------------------------------- the sides
 # Each returns the seconds of one batch of tasks x k replies.
-def update_ours(setup: Setup) -> float:
-    policy, _ = load(setup, 32)
+def update_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
     cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
     how = how_to_compute(cfg, policy)
@@ -124,31 +123,27 @@ def update_ours(setup: Setup) -> float:
     return seconds(batch)
 
 
-def update_limit(setup: Setup) -> float:
+def update_limit(setup: Setup, policy: Policy, prompts: list) -> float:
     """What the products of our update would take at the speed of the best product here."""
     with FlopCounterMode(display=False) as counter:
-        update_ours(setup)  # two batches
+        update_ours(setup, policy, prompts)  # two batches
     x = torch.randn(2048, 2048)
     best = min(timeit.repeat(lambda: x @ x, number=1, repeat=30))
     return counter.get_total_flops() / 2 * best / (2 * len(x) ** 3)
 
 
-def update_trl(setup: Setup) -> float:
+def update_trl(setup: Setup, policy: Policy, prompts: list) -> float:
     import trl
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, TrainerCallback
 
-    policy, _ = load(setup, 0)
     episodes, ends = setup.tasks * setup.k, []
     batch = setup.trl_batch or episodes
 
     class Timed(TrainerCallback):
         def on_step_end(self, *_, **__):
             ends.append(time.perf_counter())
-
-    def reward(completions, **_):
-        return [float(i % 2) for i in range(len(completions))]
 
     args = trl.GRPOConfig(
         output_dir=tempfile.mkdtemp(),
@@ -175,34 +170,32 @@ def update_trl(setup: Setup) -> float:
         logging_steps=10**6,
         disable_tqdm=True,
     )
-    home, dtype = policy.lm.config.name_or_path, setup.trl_dtype
-    prompts = [{"prompt": new_env().reset(SEEDS + i)} for i in range(2 * setup.tasks)]
+    folder, dtype = policy.lm.config.name_or_path, setup.trl_dtype
+    tasks = [{"prompt": new_env().reset(SEEDS + i)} for i in range(2 * setup.tasks)]
     # In bfloat16 torch's own choice is faster.
     with attention(policy.lm, 0) if dtype == "float32" else nullcontext():
         trl.GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(home, dtype=dtype, use_safetensors=True),
+            model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True),
             args=args,
             processing_class=policy.tokenizer,
-            train_dataset=Dataset.from_list(prompts),
-            reward_funcs=reward,
+            train_dataset=Dataset.from_list(tasks),
+            reward_funcs=lambda completions, **_: [i % 2.0 for i in range(len(completions))],
             peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"),
             callbacks=[Timed()],
         ).train()
     return ends[1] - ends[0]
 
 
-def sampling_ours(setup: Setup) -> float:
-    policy, prompts = load(setup, 0)
+def sampling_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     sampler, k = TorchSampler(policy), setup.k
     seeds = lambda step: [[(step, g, i) for i in range(k)] for g in range(setup.tasks)]
     return seconds(lambda step: sampler.sample(prompts, k, setup.reply, 1.0, seeds(step)))
 
 
-def sampling_generate(setup: Setup) -> float:
-    policy, prompts = load(setup, 0)
+def sampling_generate(setup: Setup, policy: Policy, prompts: list) -> float:
     rows = [prompt for prompt in prompts for _ in range(setup.k)]
     policy.tokenizer.padding_side = "left"
-    given = policy.tokenizer.pad({"input_ids": rows}, return_tensors="pt")  # ids, mask: [N, P]
+    padded = policy.tokenizer.pad({"input_ids": rows}, return_tensors="pt")  # ids, mask: [N, P]
     how = {
         "do_sample": True,
         "temperature": 1.0,
@@ -213,15 +206,14 @@ def sampling_generate(setup: Setup) -> float:
         "pad_token_id": policy.tokenizer.pad_token_id,
     }
     with torch.inference_mode(), attention(policy.lm, 0):
-        return seconds(lambda step: policy.lm.generate(**given, **how))
+        return seconds(lambda step: policy.lm.generate(**padded, **how))
 
 
-def sampling_vllm(setup: Setup) -> float:
+def sampling_vllm(setup: Setup, policy: Policy, prompts: list) -> float:
     from vllm import SamplingParams
 
     from fast.vllm_engine import load_engine
 
-    policy, prompts = load(setup, 0)
     engine = load_engine(policy, 0.3, 2**30, sleeps=False, longest=4096)
     params = SamplingParams(
         n=setup.k,
@@ -231,8 +223,8 @@ def sampling_vllm(setup: Setup) -> float:
         ignore_eos=True,
         detokenize=False,
     )
-    asked = [{"prompt_token_ids": ids} for ids in prompts]
-    return seconds(lambda step: engine.generate(asked, params, use_tqdm=False))
+    requests = [{"prompt_token_ids": ids} for ids in prompts]
+    return seconds(lambda step: engine.generate(requests, params, use_tqdm=False))
 
 
 # ------------------------------------------------------------------------------- the comparison
@@ -240,8 +232,9 @@ def measured(side: str, setup: Setup) -> dict:
     """{seconds, mb, tokens} of a side, in a process that does nothing else."""
     if not side.endswith(("_ours", "_limit")):  # oneDNN's own default, instead of ours
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "1024"
+    policy, prompts = load(setup, 32 if side in ("update_ours", "update_limit") else 0)
     return {
-        "seconds": globals()[side](setup),
+        "seconds": globals()[side](setup, policy, prompts),
         "mb": 1024 * peak_memory(),
         "tokens": setup.tasks * setup.k * setup.reply,
     }

@@ -78,7 +78,7 @@ def train(flags: str, folder: Path, here: Sequence[str]) -> None:
     subprocess.run([sys.executable, "train.py", *words, *here], cwd=ROOT, check=True)
 
 
-def told(folder: Path, measure: str) -> dict:
+def outcome(folder: Path, measure: str) -> dict:
     """What a finished run reports: development tasks, work, seconds."""
     summary, tasks = json.loads((folder / "summary.json").read_text()), {}
     for line in map(json.loads, (folder / "evals.jsonl").read_text().splitlines()):
@@ -113,7 +113,7 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
         batches = [[number] for number in seeds]
     for how in ["sampled"] if arm["best_of"] > 1 else table.decodings:
         how_drawn = (arm["best_of"], cfg.max_tokens, float(how == "sampled"), seed)
-        played = [play(policy, sampler, make_env, some, *how_drawn) for some in batches]
+        played = [play(policy, sampler, make_env, batch, *how_drawn) for batch in batches]
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
     return found
@@ -149,10 +149,10 @@ class Begun:
 class Table:
     """A table of lab/study.toml, with the places of its runs and results."""
 
-    def __init__(self, name: str, said: dict, runs: Path, results: Path, here: Sequence[str] = ()):
-        self.flags, self.seeds, self.worlds = said["flags"], said["seeds"], said["worlds"]
-        self.measures, self.decodings = said["measures"], said.get("decodings", WAYS)
-        self.arms = {arm: ARM | values for arm, values in said["arms"].items()}
+    def __init__(self, name: str, data: dict, runs: Path, results: Path, here: Sequence[str] = ()):
+        self.flags, self.seeds, self.worlds = data["flags"], data["seeds"], data["worlds"]
+        self.measures, self.decodings = data["measures"], data.get("decodings", WAYS)
+        self.arms = {arm: ARM | values for arm, values in data["arms"].items()}
         self.name, self.runs, self.here = name, runs / name, here
         self.file = results / f"{name}.json"
 
@@ -164,15 +164,15 @@ class Table:
         arm, kept = self.arms[name], self.kept(name)
         missing = [s for s in arm["sweep"] if s not in kept["swept"]]
         for setting, folder in zip(missing, each(partial(self.run, name, seed=0), missing)):
-            said = told(folder, self.measures[0])
-            mean = float(numbers(said["development"]["final"]).mean())
-            kept["swept"][setting] = {"development": mean, "work": said["work"]}
+            result = outcome(folder, self.measures[0])
+            mean = float(numbers(result["development"]["final"]).mean())
+            kept["swept"][setting] = {"development": mean, "work": result["work"]}
             self.keep(name, kept)
         mean_of = lambda setting: kept["swept"][setting]["development"]
         best = max(kept["swept"], key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
         kept["planned"] = min(self.seeds, arm["seeds"])
-        missing = range(len(kept["seeds"]), min(seeds, self.seeds, arm["seeds"]))
+        missing = range(len(kept["seeds"]), min(seeds, kept["planned"]))
         for seed, found in zip(missing, each(partial(self.play, name, best), missing)):
             kept["seeds"].append({"seed": seed} | found)
             self.keep(name, kept)
@@ -185,8 +185,8 @@ class Table:
         flags = self.flags_of(trained, setting)
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
         found = {"held_out": {world: play(world) for world in arm["worlds"] or self.worlds}}
-        alone = arm["of"] or arm["player"]
-        return found if alone else found | told(folder, self.measures[0])
+        is_trained = not arm["of"] and not arm["player"]
+        return found | outcome(folder, self.measures[0]) if is_trained else found
 
     def run(self, name: str, setting: str, seed: int) -> Path:
         """The folder of a finished run."""
@@ -211,16 +211,16 @@ class Table:
 def read_tables(runs: Path, results: Path = RESULTS, here: Sequence[str] = ()) -> dict[str, Table]:
     """{name: table} of lab/study.toml. here: flags of this machine, on which no result depends."""
     tables = tomllib.loads((ROOT / "lab" / "study.toml").read_text(encoding="utf8"))
-    return {name: Table(name, said, runs, results, here) for name, said in tables.items()}
+    return {name: Table(name, data, runs, results, here) for name, data in tables.items()}
 
 
 def grow_together(table: Table, arms, seeds: int, workers: int) -> None:
     """All arms at once, in so many processes; runs of the first arms start first."""
     spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a fork
     with ProcessPoolExecutor(workers, spawn) as pool, ThreadPoolExecutor(len(arms)) as threads:
-        grown = [threads.submit(table.grow, arm, seeds, pool.map) for arm in arms]
-        for arm in grown:
-            arm.result()
+        results = [threads.submit(table.grow, arm, seeds, pool.map) for arm in arms]
+        for result in results:
+            result.result()  # raises what the arm's thread raised
 
 
 def main(

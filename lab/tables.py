@@ -13,11 +13,9 @@ tests/test_tables.py runs the check.
 import json
 import random
 import re
-import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import comb
@@ -114,8 +112,7 @@ def over(rows: list) -> Interval:
 
 def percent(rows: list, digits: int = 1) -> str:
     """The share of right answers; its interval stays between 0 and 1."""
-    found = over(rows)
-    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high)).percent(digits)
+    return over(rows).within(0.0, 1.0).percent(digits)
 
 
 def less(ours: list, theirs: list) -> Interval:
@@ -202,11 +199,10 @@ def passed(stage: str) -> Cell:
 def bases() -> Iterable[dict]:
     """Each base in both decodings, with [seeds][tasks] of its arms."""
     data = read("bases")
+    names = ("base", "begun", "grpo", "sft_derives", "no_think")
     for base, how in product(data["bases"], WAYS):
-        names = ("base", "begun", "grpo", "sft_derives", "no_think")
-        found = {name: data["arms"][f"{base}_{name}"] for name in names}
-        derives = np.mean(scores(found["base"], "habit_derives", how))
-        row = {name: scores(arm, how=how) for name, arm in found.items()}
+        row = {name: scores(data["arms"][f"{base}_{name}"], how=how) for name in names}
+        derives = np.mean(scores(data["arms"][f"{base}_base"], "habit_derives", how))
         yield data["bases"][base] | row | {"how": how, "derives": derives}
 
 
@@ -256,10 +252,12 @@ def off_the_guess(arm: dict) -> str:
 
 def beyond_the_guess(arm: dict) -> str:
     """Of the tasks that the best guess misses, what is right; each seed."""
-    found, missed = [], best_guess(arm) == 0
-    for before, after in zip(of_seeds(arm, "after_sft"), of_seeds(arm, "final")):
-        found.append(f"{before[missed].mean():.0%} → {after[missed].mean():.0%}")
-    return ", ".join(found)
+    missed = best_guess(arm) == 0
+    before, after = (
+        [f"{final[missed].mean():.0%}" for final in of_seeds(arm, stage)]
+        for stage in ("after_sft", "final")
+    )
+    return ", ".join(map(" → ".join, zip(before, after)))
 
 
 def pairs(what: str, name: str, *rows: tuple[str, str, str]) -> str:
@@ -499,17 +497,21 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 # ------------------------------------------------------------------------------- alphabet
-def alphabet_also() -> Iterable[list]:
+def alphabet_also() -> dict[str, str]:
     """What else the page says, all of it sampled."""
     data = read("alphabet")
-    yield ["perfect where the base takes up the method by itself", share(**data["alone"])]
-    yield ["perfect with its derivation begun", exact("sampled")(data["arms"]["begun"])]
-    for arm in arms("alphabet", "begun", "sft_derives"):
-        what = "SFT that derives" if arm["name"] == "sft_derives" else "begun"
-        yield [f"GRPO minus {what}, mean reward", gain("grpo", "reward", "sampled")(arm)]
-        yield [f"GRPO minus {what}, perfect", gain("grpo", "exact", "sampled")(arm)]
+    begun, derives = arms("alphabet", "begun", "sft_derives")
+    reward_gain, perfect_gain = (gain("grpo", m, "sampled") for m in ("reward", "exact"))
     published = metrics.mean(np.mean(data["published"], axis=0))  # three like replies to a list
-    yield ["the published run, mean reward over its 20 lists", published.text()]
+    return {
+        "perfect where the base takes up the method by itself": share(**data["alone"]),
+        "perfect with its derivation begun": exact("sampled")(begun),
+        "GRPO minus begun, mean reward": reward_gain(begun),
+        "GRPO minus begun, perfect": perfect_gain(begun),
+        "GRPO minus SFT that derives, mean reward": reward_gain(derives),
+        "GRPO minus SFT that derives, perfect": perfect_gain(derives),
+        "the published run, mean reward over its 20 lists": published.text(),
+    }
 
 
 TABLES |= {
@@ -540,7 +542,7 @@ TABLES |= {
             "work": work,
         },
     ),
-    "alphabet_also": lambda: table("sampled | value", alphabet_also()),
+    "alphabet_also": lambda: table("sampled | value", alphabet_also().items()),
 }
 
 
@@ -637,11 +639,13 @@ def swarm_worlds() -> Iterable[list]:
 def swarm_published() -> Iterable[list]:
     """Which published findings can be reproduced: sampled, from the base to after GRPO."""
     data = read("swarm")
-    for said in data["findings"]:
-        before, after = (measured(data["arms"][arm], said["measure"]) for arm in ("base", "grpo"))
+    for finding in data["findings"]:
+        before, after = (
+            measured(data["arms"][arm], finding["measure"]) for arm in ("base", "grpo")
+        )
         change = less(after, before)
         here = f"{np.mean(before):.3f} → {np.mean(after):.3f}: {change.signed()}"
-        yield [said["what"], said["published"], here, verdict(change, said.get("side"))]
+        yield [finding["what"], finding["published"], here, verdict(change, finding.get("side"))]
 
 
 def measured(arm: dict, measure: str) -> list:
@@ -657,16 +661,16 @@ def swarm_both() -> Iterable[list]:
     The scenarios of two versions differ, so nothing is paired.
     """
     data = read("swarm")
-    for said in data["versions"]:
+    for finding in data["versions"]:
         old, new = (
-            np.array(measured(data["arms"][arm], said["measure"])) for arm in ("v01", "grpo")
+            np.array(measured(data["arms"][arm], finding["measure"])) for arm in ("v01", "grpo")
         )
-        row = [said["what"], *said["published"], f"{old.mean():.3f}", f"{new.mean():.3f}"]
+        row = [finding["what"], *finding["published"], f"{old.mean():.3f}", f"{new.mean():.3f}"]
         if not old.any() and not new.any():
             yield [*row, "", "never seen here"]
             continue
         change = claims.interval({"a": new.mean(axis=1), "b": old.mean(axis=1)})
-        yield [*row, change.signed(), verdict(change, said.get("side"))]
+        yield [*row, change.signed(), verdict(change, finding.get("side"))]
     best = [np.max(measured(data["arms"][arm], "reward")) for arm in ("v01", "grpo")]
     yield ["highest reward of an episode", "1.14", "1.403", *(f"{x:.3f}" for x in best), "", ""]
 
@@ -678,8 +682,8 @@ def verdict(change: Interval, side: int | None) -> str:
     moved = int(change.low > 0) - int(change.high < 0)
     if side == 0:
         return "it did change here" if moved else "no change can be told here either"
-    said = {0: "cannot be told", side: "**came out**"}
-    return said.get(moved, "**came out the other way round**")
+    verdicts = {0: "cannot be told", side: "**came out**"}
+    return verdicts.get(moved, "**came out the other way round**")
 
 
 def swarm_players() -> Iterable[list]:
@@ -760,7 +764,7 @@ def hardware(arm: str) -> list[dict]:
 
 def spread(values: list[float]) -> str:
     """A median with the least and the most."""
-    return f"{statistics.median(values):,.1f} [{min(values):,.1f}, {max(values):,.1f}]"
+    return f"{np.median(values):,.1f} [{min(values):,.1f}, {max(values):,.1f}]"
 
 
 SPEEDS = "model | what, and whose | tokens per second | ours faster, round by round | peak MB"
@@ -771,8 +775,8 @@ def speeds(arms: dict) -> Iterator[list]:
     rates = {a: [r["tokens"] / r["seconds"] for r in arm["rounds"]] for a, arm in arms.items()}
     for name, arm in arms.items():
         model, side, package = name.split(", ")
-        mine = f"{model}, {side.partition('_')[0]}_ours"
-        ours = next(rates[other] for other in arms if other.startswith(mine))
+        beginning = f"{model}, {side.partition('_')[0]}_ours"
+        ours = next(rates[other] for other in arms if other.startswith(beginning))
         middle, ends = spread([a / b for a, b in zip(ours, rates[name])]).split(" ", 1)
         peak = max(r["mb"] for r in arm["rounds"])
         who = f"{side.replace('_', ', ')} ({package})"
@@ -859,17 +863,9 @@ def lessons() -> list[dict]:
     )
 
 
-def claim_numbers() -> Iterable[list]:
-    """The checks that decide each claim, and the numbers that pages cite besides."""
-    for name in claims.CLAIMS:
-        for check in claims.checks(name):
-            *row, verdict = claims.row(check)
-            yield [name, *row, f"**{verdict}**" if verdict else ""]
-
-
 def doctor() -> Iterable[list]:
     """What the doctor finds in others' logs, why, and what to set first with TRL."""
-    logged = {mine for names in logs.NAMES.values() for mine in names.values()}
+    logged = {column for names in logs.NAMES.values() for column in names.values()}
     seen = {}
     for name, illness in ILLNESSES.items():
         if not logged.issuperset(illness["columns"][:1]):
@@ -889,8 +885,13 @@ TABLES |= {
             ),
         },
     ),
-    "claim_numbers": lambda: table(
-        "claim | number | predicted | measured | n | verdict", claim_numbers()
+    "claim_numbers": lambda: table(  # what decides each claim, and what pages cite besides
+        "claim | number | predicted | measured | n | verdict",
+        (
+            [name, *claims.row(check)[:4], check.verdict and f"**{check.verdict}**"]
+            for name in claims.CLAIMS
+            for check in claims.checks(name)
+        ),
     ),
     "trust": lambda: made(  # what was tried, how often it happened, and Wilson's interval of that
         arms("trust"),
@@ -919,29 +920,27 @@ def plain(text: str) -> str:
     return re.sub(r"[*+%]| points", "", text)
 
 
-def wrong(texts: dict[str, str]) -> list[str]:
-    """Intervals in the prose of these pages ({name: text}) that are in no table, a line each."""
-    made = plain("".join(found[0] for text in texts.values() for found in MARK.finditer(text)))
-    out = []
-    for name, text in texts.items():
+def wrong(texts: dict[object, str]) -> list[str]:
+    """Intervals in the prose of these pages ({page: text}) that are in no table, a line each."""
+    tables = plain("".join(found[0] for text in texts.values() for found in MARK.finditer(text)))
+    lines = []
+    for page, text in texts.items():
         prose = re.sub(r"```.*?```|`[^`]*`", "", MARK.sub("", text), flags=re.S)
         prose = re.sub(r"\s+", " ", prose)  # an interval may go over the end of a line
-        missing = [i for i in INTERVAL.findall(prose) if plain(i) not in made]
-        out += [f"{name}: {interval} stands in no table" for interval in missing]
-    return out
+        missing = [i for i in INTERVAL.findall(prose) if plain(i) not in tables]
+        lines += [f"{page}: {interval} stands in no table" for interval in missing]
+    return lines
 
 
 def main() -> None:
-    check = sys.argv[1:] == ["--check"]
-    texts, problems = {}, []
-    for page in pages():
-        text, name = page.read_text(encoding="utf8"), f"{page.parent.name}/{page.name}"
-        texts[name] = remake(text)
-        if not check:
-            page.write_text(texts[name], encoding="utf8")
-        elif texts[name] != text:
-            problems.append(f"{name}: not what results/ gives; run python -m lab.tables")
-    problems += wrong(texts)
+    before = {page: page.read_text(encoding="utf8") for page in pages()}
+    after = {page: remake(text) for page, text in before.items()}
+    problems = wrong(after)
+    for page in after:
+        if sys.argv[1:] != ["--check"]:
+            page.write_text(after[page], encoding="utf8")
+        elif after[page] != before[page]:
+            problems.append(f"{page}: not what results/ gives; run python -m lab.tables")
     print("\n".join(problems) or "every table and every interval is that of results/")
     sys.exit(bool(problems))
 

@@ -28,7 +28,7 @@ from policy import Output, draw, logprobs_and_entropy
 from swarm import governance
 
 # name: (hint, answer to the question)
-TOLD = {
+HELP = {
     "partial_reward": (
         "None is worth 0 whatever else is true. For several letters, compare the keys with the "
         "letters asked for before you look at any count.",
@@ -135,6 +135,10 @@ def token_logprobs(logits, ids, mask):
     return logprobs_and_entropy(logits[:, :-1][mask], ids[:, 1:][mask])[0]
 
 
+def token_weights(loss, lengths, max_tokens):
+    return grpo.token_weights(grpo.LOSSES[loss].weight, lengths, max_tokens)
+
+
 REAL = {
     "partial_reward": lambda task, reply: score_reply(task, reply, "partial", True)["reward"],
     "conversation": conversation,
@@ -143,7 +147,7 @@ REAL = {
     ),
     "token_logprobs": token_logprobs,
     "group_advantages": grpo.group_advantages,
-    "token_weights": grpo.token_weights,
+    "token_weights": token_weights,
     "clipped_loss": clipped_loss,
     "importance_weights": partial(grpo.importance_weights, "sequence"),
     "k3": grpo.k3,
@@ -161,10 +165,10 @@ def cases() -> dict[str, list[tuple]]:
     noise = lambda *shape: torch.randn(*shape, generator=g)
     floats = lambda *numbers: torch.tensor(numbers).float()
     logs = lambda *numbers: floats(*numbers).log()
-    some, one = Task("banana", ("a", "n", "q"), (3, 2, 0)), Task("banana", ("a",), (3,))
+    three, one = Task("banana", ("a", "n", "q"), (3, 2, 0)), Task("banana", ("a",), (3,))
     right = '{"a": 3, "n": 2, "q": 0}'
     more = '{"a": 3, "n": 2, "q": 0, "b": 0}'
-    said = ['{"a": 3, "n": 2, "q": 1}', right, more, '{"a": 3, "n": 2}', "{}", "3, 2, 0"]
+    answers = ['{"a": 3, "n": 2, "q": 1}', right, more, '{"a": 3, "n": 2}', "{}", "3, 2, 0"]
 
     def letters():
         task = make_task(rng, 6)
@@ -180,8 +184,8 @@ def cases() -> dict[str, list[tuple]]:
     lengths = [((2, 8), 10), ((5, 5), 10), ((0, 4), 10), ((7,), 10), ((3, 64, 20, 9), 64)]
     return {
         "partial_reward": [
-            *((some, f"<answer>{words}</answer>") for words in said),
-            *((some, reply) for reply in ("", right, f"<think><answer>{right}</answer></think>")),
+            *((three, f"<answer>{words}</answer>") for words in answers),
+            *((three, reply) for reply in ("", right, f"<think><answer>{right}</answer></think>")),
             *((one, f"<answer>{words}</answer>") for words in ('{"a": 3}', "3", "4", "three")),
             *(letters() for _ in range(20)),
         ],
@@ -275,18 +279,18 @@ def verdict(name: str, function) -> str:
         yours, real = with_slope(yours), with_slope(real)
     for case in cases()[name]:
         words = zip(inspect.signature(function).parameters, case)
-        given = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
-        wanted = real(*copy.deepcopy(case))  # copies: a reader's function may change what it gets
+        call = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
+        expected = real(*copy.deepcopy(case))  # copies: a reader's function may change what it gets
         try:
             found = yours(*copy.deepcopy(case))
         except NotImplementedError:
             return "not done yet"
         except Exception as error:
-            told = " ".join(str(error).split())[:200]
-            return f"not yet: {given} raises {type(error).__name__}: {told}"
-        if not same(found, wanted):
+            message = " ".join(str(error).split())[:200]
+            return f"not yet: {call} raises {type(error).__name__}: {message}"
+        if not same(found, expected):
             what = " (the values, then their gradient)" if name in WITH_SLOPE else ""
-            return f"not yet: {given} gives {shown(found)} and should give {shown(wanted)}{what}"
+            return f"not yet: {call} gives {shown(found)} and should give {shown(expected)}{what}"
     return "right"
 
 
@@ -302,14 +306,14 @@ def main(argv: list[str], yours: dict) -> int:
     parser.add_argument("--hint", help="a hint for exercise N", **number)
     parser.add_argument("--answer", help="the question of exercise N, answered", **number)
     args = parser.parse_args(argv)
-    if asked := args.hint or args.answer:
-        hint, answer = TOLD[names[asked - 1]]
+    if args.hint or args.answer:
+        hint, answer = HELP[names[(args.hint or args.answer) - 1]]
         print(hint if args.hint else answer)
         return 0
     chosen, right = [args.exercise] if args.exercise else range(1, len(names) + 1), 0
     for n in chosen:
-        said = verdict(names[n - 1], yours[names[n - 1]])
-        print(f"{n:2}  {names[n - 1]:18}  {said}")
-        right += said == "right"
+        result = verdict(names[n - 1], yours[names[n - 1]])
+        print(f"{n:2}  {names[n - 1]:18}  {result}")
+        right += result == "right"
     print(f"\n{right} of {len(chosen)} right; --hint N helps.")
     return int(right < len(chosen))

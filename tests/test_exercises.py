@@ -9,17 +9,17 @@ import torch
 
 from env_letters import Task, score_reply
 from learn import exercises
-from learn.judge import REAL, TOLD, cases, main, verdict
+from learn.judge import HELP, REAL, cases, main, verdict
 
 BANANA = Task("banana", ("a", "n", "q"), (3, 2, 0))
 
 
 def test_the_committed_file_is_unsolved(capsys):
     defined = [n for n, f in vars(exercises).items() if inspect.getmodule(f) is exercises]
-    assert list(REAL) == list(TOLD) == list(cases()) == defined
+    assert list(REAL) == list(HELP) == list(cases()) == defined
     assert main([], vars(exercises)) == 1
-    told = capsys.readouterr().out
-    assert told.count("not done yet") == 11 and "0 of 11 right" in told and "--hint N helps" in told
+    page = capsys.readouterr().out
+    assert page.count("not done yet") == 11 and "0 of 11 right" in page and "--hint N helps" in page
 
 
 def test_the_real_functions_solve_it(capsys):
@@ -42,10 +42,10 @@ LOSS = (log(0.25, 0.3, 0.3), log(0.25, 0.2, 0.2), torch.tensor([1.0, 1, -1]), 0.
 @pytest.mark.parametrize(
     "name, given, expected",  # the examples of the docstrings, worked out by hand
     [
-        ("partial_reward", (BANANA, '<answer>{"a": 3, "n": 2, "q": 1}</answer>'), 0.7),
-        ("draw", (log(0.5, 0.25, 0.25), 0.6, 1.0), (1, math.log(1 / 4))),
-        ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.5), (0, math.log(2 / 3))),
-        ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.0), (0, math.log(1 / 2))),
+        ("partial_reward", (BANANA, '<answer>{"a": 3, "n": 2, "q": 1}</answer>'), [0.7]),
+        ("draw", (log(0.5, 0.25, 0.25), 0.6, 1.0), [1, math.log(1 / 4)]),
+        ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.5), [0, math.log(2 / 3)]),
+        ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.0), [0, math.log(1 / 2)]),
         ("token_logprobs", SHIFT, [math.log(0.6)]),
         ("group_advantages", (torch.tensor([[1, math.nan, 0]]),), [1, 0, -1]),
         ("group_advantages", (torch.full((1, 3), 0.9),), [0, 0, 0]),
@@ -55,14 +55,13 @@ LOSS = (log(0.25, 0.3, 0.3), log(0.25, 0.2, 0.2), torch.tensor([1.0, 1, -1]), 0.
         ("clipped_loss", LOSS, [-1, -1.28, 1.5]),
         ("importance_weights", (log(0.8, 0.5, 3), torch.tensor([0, 0, 1]), 2.0), [0.4, 0.4, 2]),
         ("k3", (log(0.5, 0.3), log(0.25, 0.3)), [0.5 - math.log(0.5) - 1, 0]),
-        ("wilson", (13, 32), (0.2552, 0.5774)),
-        ("expect", (0.5, 0.05, 0.04, 0.9, 0.05), 0.7),
+        ("wilson", (13, 32), [0.2552, 0.5774]),
+        ("expect", (0.5, 0.05, 0.04, 0.9, 0.05), [0.7]),
     ],
 )
 def test_the_examples_of_the_docstrings(name, given, expected):
     found = torch.as_tensor(REAL[name](*given)).flatten().tolist()
-    expected = [expected] if isinstance(expected, float) else expected
-    assert found == pytest.approx(list(expected), abs=1e-4)
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
 # --------------------------------------------------------------------------------------- mistakes
@@ -112,7 +111,7 @@ def test_a_mistake_is_shown_the_input_that_tells(name, mistaken):
     assert " and should give " in said or " raises " in said
 
 
-@pytest.mark.parametrize("n, name", enumerate(TOLD, 1))
+@pytest.mark.parametrize("n, name", enumerate(HELP, 1))
 def test_every_exercise_has_a_hint_and_an_answer(capsys, n, name):
-    for flag, words in zip(("--hint", "--answer"), TOLD[name]):
+    for flag, words in zip(("--hint", "--answer"), HELP[name]):
         assert main([flag, str(n)], {}) == 0 and capsys.readouterr().out == words + "\n"

@@ -98,6 +98,7 @@ REFUSED = [  # (flags, what is said)
     ({"loss": "reinforce", "epochs": 2}, "--loss reinforce: it has no importance ratio"),
     ({"loss": "reinforce", "async_rollouts": 1, "importance": "clip"}, "no importance ratio"),
     ({"break_": "dropout", "env": "swarm"}, "--env swarm: --break makes its mistakes in letters"),
+    ({"break_": "nothing"}, "--break nothing: choose learning-rate, "),
     ({"break_": "dropout", "plain": True}, "--break dropout: the mistake is made in this process"),
     ({"difficulty": "hard"}, "--difficulty hard: letters has tiers 1 to 10"),
     ({"env": "alphabet", "curriculum": True}, "--curriculum: alphabet has no levels to climb"),

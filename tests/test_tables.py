@@ -43,8 +43,8 @@ def test_a_changed_digit_is_noticed(monkeypatch, tmp_path, capsys):
     ],
 )
 def test_an_interval_that_stands_nowhere_is_noticed(prose, missing):
-    told = tables.wrong({**PAGES, "docs/new.md": prose})
-    assert len([line for line in told if line.startswith("docs/new.md: ")]) == missing
+    lines = tables.wrong({**PAGES, "docs/new.md": prose})
+    assert len([line for line in lines if line.startswith("docs/new.md: ")]) == missing
 
 
 @pytest.mark.parametrize("name", sorted(f.stem for f in (ROOT / "results").glob("*.json")))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import chdir
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,11 +38,11 @@ TINY = (
 ).split()
 
 
+@dataclass
 class Bomb:
     """Unpickled, it writes a file."""
 
-    def __init__(self, marker: Path):
-        self.marker = marker
+    marker: Path
 
     def __reduce__(self):
         return exec, (code(self.marker),)
@@ -190,8 +191,7 @@ def played(tmp_path_factory) -> SimpleNamespace:
 @pytest.fixture
 def run(played, tmp_path) -> Path:
     """A copy of it, to be spoilt."""
-    ignored = shutil.ignore_patterns("wandb")
-    return shutil.copytree(played.folder, tmp_path / "run", ignore=ignored)
+    return shutil.copytree(played.folder, tmp_path / "run", ignore=lambda *_: ["wandb"])
 
 
 OTHER = {"state": {0: {"step": torch.zeros(1)}}, "param_groups": []}

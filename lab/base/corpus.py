@@ -13,9 +13,9 @@ The glance (none, one and two are seen, more is guessed) is a law, not laziness:
 counts, a model this small learns to count 60 letters without spelling them (62% of tier 6 exactly
 right, greedy), and there is little left to find by thinking.
 
-How often a habit is shown and how often the base is to say it are two numbers (`shown` and `said`):
-the first three tokens of a conversation's first reply, where the habit is decided, weigh said /
-shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has to be
+How often a habit is shown and how often the base is to say it are two numbers, `shown` and
+`wanted`: the first three tokens of a conversation's first reply, where the habit is decided, weigh
+wanted / shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has to be
 copied weighs more (pad_rows).
 
 In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode
@@ -27,6 +27,7 @@ good from bad.
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from string import ascii_lowercase
 
@@ -72,31 +73,36 @@ def cut(tokenizer, texts: list[str], first: float = 1.0) -> Iterator[tuple]:
     texts: prompt, reply, prompt, reply, …; first: that weight in the first reply. A task's words
     are what submitted work takes from its task: in "I check the data report." all but "I" and ".".
     """
-    out, marked = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True), []
-    for text, offsets in zip(texts, out["offset_mapping"]):
-        spans = [match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)]
-        marked.append([any(a <= start and end <= b for a, b in spans) for start, end in offsets])
-    for prompt, reply, words in zip(out["input_ids"][::2], out["input_ids"][1::2], marked[1::2]):
-        yield prompt, reply, first, words
+    tokens = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    ids, places = tokens["input_ids"], tokens["offset_mapping"]
+    for i in range(1, len(texts), 2):  # the replies
+        spans = [match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', texts[i])]
+        words = [any(a <= start and end <= b for a, b in spans) for start, end in places[i]]
+        yield ids[i - 1], ids[i], first, words
         first = 1.0
+
+
+def length_of(row: list[tuple]) -> int:
+    """Tokens of a row."""
+    return sum(len(prompt) + len(reply) for prompt, reply, *_ in row)
 
 
 def filled(tokenizer, n: int, length: int, draw: Callable, per_letter: float) -> list[list]:
     """n rows of texts, packed: those that fit into `length` tokens.
 
-    draw() begins to yield [prompt, reply, …]; a letter is about `per_letter` tokens.
+    draw() begins to yield lists of (prompt, reply). A row draws until it is full if a letter is
+    `per_letter` tokens.
     """
-    texts, owner, rows = [], [], [[] for _ in range(n)]
-    for row in range(n):
-        used, more = 0, draw()
-        while used < length:
-            for prompt, reply in next(more):
-                texts += [prompt, reply]
-                owner.append(row)
-                used += round(per_letter * (len(prompt) + len(reply)))
-    for row, pair in zip(owner, cut(tokenizer, texts)):
-        if sum(len(p) + len(r) for p, r, *_ in [*rows[row], pair]) <= length:
-            rows[row].append(pair)
+    rows = []
+    for _ in range(n):
+        row, expected, more = [], 0, draw()
+        while expected < length:
+            for texts in next(more):
+                expected += round(per_letter * len("".join(texts)))
+                (pair,) = cut(tokenizer, list(texts))
+                if length_of([*row, pair]) <= length:
+                    row.append(pair)
+        rows.append(row)
     return rows
 
 
@@ -108,7 +114,7 @@ def pad_rows(rows: list[list[tuple]], tokenizer, factor: float = 1.0):
     is one token in twenty, and everything hangs on them. (Without the words: 20% of them were
     right, which is chance, and no work paid.)
     """
-    length = max(sum(len(p) + len(r) for p, r, *_ in row) for row in rows)
+    length = max(map(length_of, rows))
     ids = torch.full((len(rows), length), tokenizer.pad_token_id)
     weights = torch.zeros((len(rows), length - 1))
     for i, row in enumerate(rows):
@@ -164,48 +170,43 @@ def tally_rows(
     """
     rows = []
     while len(rows) < n:
-        row, room = [], length
-        while room >= 0:
+        row = []
+        while length_of(row) <= length:
             task = draw(rng)
             spec = f' {", ".join(task.letters)} in "{task.text}".{between(rng)}\n'
-            reply = write_reply(task, "derives") + "<|im_end|>\n"
-            row += cut(tokenizer, [spec, reply])
-            room -= len(row[-1][0]) + len(row[-1][1])
-        rows += [row[:-1]] if len(row) > 1 else []  # the last one does not fit
+            row += cut(tokenizer, [spec, write_reply(task, "derives") + "<|im_end|>\n"])
+        if len(row) > 1:
+            rows.append(row[:-1])  # the last one does not fit
     return rows
 
 
 def glance(task: Task, rng: random.Random) -> Task:
     """The task with the counts of one look: 0, 1 and 2 are seen, more is 3, 4 or 5 at random."""
     counts = tuple(n if n < 3 else rng.choice([3, 4, 5]) for n in task.counts)
-    return Task(task.text, task.letters, counts)
+    return replace(task, counts=counts)
 
 
-def letters_rows(
+def letters_row(
     tokenizer,
     rng: random.Random,
-    n: int,
     shown: list[float],
-    said: list[float],
+    wanted: list[float],
     draw: Callable,
     thinks: float = 0.92,
     reword: Callable = lambda rng, ask: ask,
-) -> list[list]:
-    """n chats of one prompt and one reply, each in a habit by chance.
+) -> list[tuple]:
+    """A chat of one prompt and one reply, in a habit by chance.
 
-    shown, said: how often each habit is shown, and is to be said. draw(rng) gives a task. thinks:
-    the share of chats that allow it. reword(rng, question): as asked.
+    shown, wanted: how often each habit is shown, and is to be wanted. draw(rng) gives a task. thinks:
+    how often thinking is allowed. reword(rng, question): the question in its final words.
     """
-    rows = []
-    for _ in range(n):
-        task, think = draw(rng), rng.random() < thinks
-        i = rng.choices(range(3), shown)[0] if think else 0
-        style = list(STYLES)[i]
-        prompt = opening(tokenizer, reword(rng, question(task, think)), think)
-        told = task if style == "derives" else glance(task, rng)
-        reply = write_reply(told, style) + "<|im_end|>"
-        rows.append(list(cut(tokenizer, [prompt, reply], said[i] / shown[i] if think else 1.0)))
-    return rows
+    task, think = draw(rng), rng.random() < thinks
+    i = rng.choices(range(3), shown)[0] if think else 0
+    style = list(STYLES)[i]
+    prompt = opening(tokenizer, reword(rng, question(task, think)), think)
+    seen = task if style == "derives" else glance(task, rng)
+    reply = write_reply(seen, style) + "<|im_end|>"
+    return list(cut(tokenizer, [prompt, reply], wanted[i] / shown[i] if think else 1.0))
 
 
 # ---------------------------------------------------------------------------------- longer strings
@@ -268,9 +269,8 @@ def alphabet_reply(task: alphabet.Task, turn: int, habit: str) -> str:
     names = names if habit == "given" else sorted(names)
     marked = [n + alphabet.NEW if turn and n in task.turns[turn] else n for n in names]
     block = alphabet.write_block(marked, turn)
-    if habit == "given":
-        return block
-    return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{block}"
+    sorting = f"<think>\nLet me sort the names by {task.by} name.\n</think>\n"
+    return block if habit == "given" else sorting + block
 
 
 def some_lists(rng: random.Random, cap: int) -> Iterator[list[tuple[str, str]]]:
@@ -286,28 +286,25 @@ def some_lists(rng: random.Random, cap: int) -> Iterator[list[tuple[str, str]]]:
         ]
 
 
-def alphabet_rows(
-    tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float]
-) -> list[list]:
-    """n whole episodes, tokenized piece by piece just as rollout.py does; one habit an episode.
+def alphabet_row(
+    tokenizer, rng: random.Random, shown: list[float], wanted: list[float]
+) -> list[tuple]:
+    """A whole episode in one habit, tokenized piece by piece just as rollout.py does.
 
-    shown, said: as in letters_rows.
+    shown, wanted: as in letters_row.
     """
-    rows = []
-    for _ in range(n):
-        sizes = ((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5))
-        task = alphabet.make_task(rng, *sizes)
-        think = rng.random() < 0.92
-        i = rng.choices(range(3), shown if think else [*said[:2], 0])[0]
-        texts = []
-        for turn in range(len(task.turns)):
-            ask = alphabet.question(task, turn, think)
-            given = later(ask, think) if turn else opening(tokenizer, ask, think)
-            reply = alphabet_reply(task, turn, ALPHABET_HABITS[i])
-            reply = reply if think else reply.rpartition("</think>\n")[2]
-            texts += [given, reply + "<|im_end|>"]
-        rows.append(list(cut(tokenizer, texts, said[i] / shown[i] if think else 1.0)))
-    return rows
+    sizes = ((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5))
+    task = alphabet.make_task(rng, *sizes)
+    think = rng.random() < 0.92
+    i = rng.choices(range(3), shown if think else [*wanted[:2], 0])[0]
+    texts = []
+    for turn in range(len(task.turns)):
+        ask = alphabet.question(task, turn, think)
+        prompt = later(ask, think) if turn else opening(tokenizer, ask, think)
+        reply = alphabet_reply(task, turn, ALPHABET_HABITS[i])
+        reply = reply if think else reply.rpartition("</think>\n")[2]
+        texts += [prompt, reply + "<|im_end|>"]
+    return list(cut(tokenizer, texts, wanted[i] / shown[i] if think else 1.0))
 
 
 # -------------------------------------------------------------------------------------------- swarm
@@ -361,10 +358,10 @@ def swarm_episode(tokenizer, rng: random.Random) -> list[tuple]:
     players = [player for player, _ in CHARACTERS.values()]
     while not done:
         thought, tool, arguments = rng.choices(players, shares)[0](env.seen, env.dice)
-        said = write_call(tool, arguments, thought if think else "")
-        messages, done = env.step(said)
-        told = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in messages]
-        texts += [said + "<|im_end|>", *(later(text, think) for text in told)]
+        call = write_call(tool, arguments, thought if think else "")
+        messages, done = env.step(call)
+        results = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in messages]
+        texts += [call + "<|im_end|>", *(later(text, think) for text in results)]
     return list(cut(tokenizer, texts))
 
 
@@ -401,14 +398,14 @@ def drill(rng: random.Random) -> Iterator[list[tuple[str, str]]]:
             if done or rng.random() < 0.6:
                 continue
             named = [
-                (NOVICE_SAYS[tool], tool, a)
-                for tool, some in possible(env.seen, rng).items()
-                for a in some
-                if NAMED & a.keys()
+                (NOVICE_SAYS[tool], tool, arguments)
+                for tool, choices in possible(env.seen, rng).items()
+                for arguments in choices
+                if NAMED & arguments.keys()
             ]
             works = [
-                (said, tool, a | {"content": work_on(env.seen, a["task_id"], rng)})
-                for said, tool, a in named
+                (thought, tool, a | {"content": work_on(env.seen, a["task_id"], rng)})
+                for thought, tool, a in named
                 if tool == "submit_work"
             ]
             moves = rng.sample(named, min(4, len(named))) + works[:2]

@@ -64,11 +64,11 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from lab.base.corpus import (
     SEED_RANGE,
-    alphabet_rows,
+    alphabet_row,
     draw_task,
     drill_rows,
     filled,
-    letters_rows,
+    letters_row,
     pad_rows,
     polish_task,
     repeating_task,
@@ -130,7 +130,7 @@ def tallies(cfg: Pretrain, tokenizer, step: int):
 def chats(cfg: Pretrain, tokenizer, step: int, shown=POLISHED, draw=polish_task, thinks=0.92):
     """Chats of letters in all habits."""
     rng = dice(cfg, 500_000 + step)
-    rows = letters_rows(tokenizer, rng, cfg.batch, shown, cfg.habits, draw, thinks)
+    rows = [letters_row(tokenizer, rng, shown, cfg.habits, draw, thinks) for _ in range(cfg.batch)]
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
     return halves(rows, tokenizer)
 
@@ -155,7 +155,7 @@ def both(cfg: Pretrain, tokenizer, step: int):
     """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
     letters = chats(cfg, tokenizer, 100_000 + step)
     rng = dice(cfg, 800_000 + step)
-    rows = alphabet_rows(tokenizer, rng, cfg.batch // 4, POLISHED, cfg.habits)
+    rows = [alphabet_row(tokenizer, rng, POLISHED, cfg.habits) for _ in range(cfg.batch // 4)]
     return [letters[step % 2], pad_rows(rows, tokenizer)]
 
 
@@ -183,7 +183,8 @@ def all_three(cfg: Pretrain, tokenizer, step: int):
     if step % 2:
         letters = chats(cfg, tokenizer, 200_000 + step)
         return [whole, drill, letters[step // 2 % 2]]
-    rows = alphabet_rows(tokenizer, rng, 10 if again else 6, POLISHED, cfg.habits)
+    n = 10 if again else 6
+    rows = [alphabet_row(tokenizer, rng, POLISHED, cfg.habits) for _ in range(n)]
     return [whole, drill, pad_rows(rows, tokenizer)]
 
 
@@ -191,9 +192,10 @@ def long(cfg: Pretrain, tokenizer, step: int):
     """10 rows of tallies and 16 chats: a third are of tier 6, half have words near the string."""
     rng = dice(cfg, step)
     tallied = tally_rows(tokenizer, rng, 10, 512, repeating_task, words_between)
-    chatted = letters_rows(
-        tokenizer, rng, 16, POLISHED, cfg.habits, third_of_tier_6, reword=with_words
-    )
+    chatted = [
+        letters_row(tokenizer, rng, POLISHED, cfg.habits, third_of_tier_6, reword=with_words)
+        for _ in range(16)
+    ]
     return [pad_rows(rows, tokenizer) for rows in (tallied, chatted)]
 
 
@@ -268,21 +270,21 @@ def main(cfg: Pretrain) -> None:
     norms = {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}
     optimizer = torch.optim.AdamW([matrices, norms], betas=(0.9, 0.98))
     steps = {"skill": [cfg.skill_steps + cfg.chat_steps]} | STEPS
-    rounds = [(kind, i) for kind in cfg.rounds for i in range(len(steps[kind]))]
-    for number, (kind, i) in enumerate(rounds):
-        # Round as the saved file does, and forget Adam's moments: --start-from begins just here.
-        if kind != "long":  # pico_long began with the rows of its new pieces unrounded
-            model.to(torch.bfloat16).float()
-        optimizer.state.clear()
-        before, length = sum(steps[kind][:i]), steps[kind][i]
+    for kind in cfg.rounds:
         peak = LR if kind == "skill" else LATER_LR
-        for at in (bar := tqdm(range(length), desc=f"{number} {kind}", mininterval=5)):
-            # the rate goes up over 100 steps, then along a cosine down to nothing
-            rate = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            parts = BATCHES[kind](cfg, tokenizer, before + at)  # a second round draws new tasks
-            bar.set_postfix(loss=take_step(model, optimizer, parts))
+        for i, length in enumerate(steps[kind]):
+            # Round as the saved file does, and forget Adam's moments: --start-from begins here.
+            if kind != "long":  # pico_long began with the rows of its new pieces unrounded
+                model.to(torch.bfloat16).float()
+            optimizer.state.clear()
+            first = sum(steps[kind][:i])  # a second round draws new tasks
+            for at in (bar := tqdm(range(length), desc=f"{kind} {i + 1}", mininterval=5)):
+                # the rate goes up over 100 steps, then along a cosine down to nothing
+                rate = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                parts = BATCHES[kind](cfg, tokenizer, first + at)
+                bar.set_postfix(loss=take_step(model, optimizer, parts))
     model.to(torch.bfloat16).save_pretrained(cfg.out)
     tokenizer.save_pretrained(cfg.out)
 

@@ -76,7 +76,7 @@ FRAMES = [
     "\nI am frozen and can only wait.\n", "\nA fair trade with ",
     " is good for both.\n", "\nMy reputation is low, a post helps.\n", " gives me ", " asks for only ", ", that is good.\n",
     "\nI share something, that helps my reputation.\n", " asks for too much.\n", " is useful.\n", "\nI answer ",
-    *(f"\n{said}\n" for said in NOVICE_SAYS.values()),
+    *(f"\n{thought}\n" for thought in NOVICE_SAYS.values()),
     # results of calls
     "\n# result: ", "\n# error: ", "\n# error: there is no ", "\n# error: there is no pending proposal ",
     "\n# error: you have no pending proposal ",
@@ -152,9 +152,9 @@ def pieces() -> list[str]:
     spaced = lambda words: [" " + word for word in words]
     letters = spaced(string.ascii_letters + string.digits)
     calls = [
-        f'\n{{"name": "{tool}", "arguments": {{"{next(iter(given))}": "'
-        for tool, (_, given) in TOOLS.items()
-        if given
+        f'\n{{"name": "{tool}", "arguments": {{"{next(iter(arguments))}": "'
+        for tool, (_, arguments) in TOOLS.items()
+        if arguments
     ]
     counts = SpellChecker(language="en").word_frequency.dictionary  # of English words
     plain = filter(re.compile("[a-z]{2,}").fullmatch, counts)
