@@ -66,6 +66,7 @@ import random
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import ClassVar
 
 from env_letters import check_choice, split_thinking
 from swarm.bots import (
@@ -134,7 +135,7 @@ class Turn:
     ok: bool
     result: str
     calls: int  # tool calls in the reply; 0: text alone, which passes
-    own: bool = False  # tried to accept or reject its own proposal
+    own: bool = False  # did it try to accept or reject its own proposal?
 
 
 @dataclass
@@ -157,7 +158,7 @@ class Swarm:
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
-    max_turns = LAST_STEP
+    max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 
     def __post_init__(self):
         for flag, value, choices in (
@@ -166,7 +167,7 @@ class Swarm:
             ("--sft-style ", self.style, STYLES),
             ("--set payoff_scale=", self.payoff_scale, PAYOFFS),
         ):
-            check_choice(f"{flag}{value}", value, choices, "swarm")
+            check_choice(flag, value, choices, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
@@ -203,11 +204,10 @@ class Swarm:
         finish_step(economy)
         if self.ended or economy.step > LAST_STEP:
             return [], True
-        hint = ""
         about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
-        if self.version == "0.2" and about_work:
-            claimed, submitted = self.used["claim_task"], self.used["submit_work"]
-            hint = f"claimed {claimed}, submitted {submitted}"
+        claimed, submitted = self.used["claim_task"], self.used["submit_work"]
+        counts = f"claimed {claimed}, submitted {submitted}"
+        hint = counts if about_work and self.version == "0.2" else ""
         before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         text = observe(self.seen, result, hint, before)
@@ -261,7 +261,7 @@ class Swarm:
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
         deals = economy.interactions
         sides = lambda deal: (deal.initiator, deal.counterparty)
-        mine = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
+        qualities = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
         soft, hard = measures(deals), measures(deals, hard=True)
         hard.pop("acceptance")  # the same as in soft
         # for the whole economy (swarm.economy.measures); _hard with p rounded to 0 or 1
@@ -269,10 +269,15 @@ class Swarm:
         claimed, submitted = self.used["claim_task"], self.used["submit_work"]
         # claims never submitted
         averages["waste"] = 1 - submitted / claimed if claimed else math.nan
+        # an entry with nothing to average is left out
+        averages = {name: x for name, x in averages.items() if not math.isnan(x)}
+        successes = {
+            f"used_{tool}": self.used[tool] for tool in tool_names(self.version)
+        }
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
-            "quality": mean(mine),
+            "quality": sum(qualities) / max(1, len(qualities)),
             "diversity": entropy(used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
@@ -297,18 +302,13 @@ class Swarm:
             "any_error": float(errors > 0),
             "self_proposal_errors": sum(turn.own for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
-            # an entry with nothing to average is left out
-            **{name: x for name, x in averages.items() if not math.isnan(x)},
-            **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
+            **averages,
+            **successes,
         }
 
     def expert_reply(self) -> str:
         thought, tool, arguments = self.player(self.seen, self.dice)
         return write_call(tool, arguments, thought if self.think else "")
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def entropy(counts) -> float:
@@ -358,10 +358,10 @@ def print_score(env: Swarm) -> None:
     scores, economy = env.score(), env.economy
     weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
     terms = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
-    books = {name: x for name, x in economy.members[ME].books.items() if round(x, 1)}
-    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books.items())
-    bots = [member for member in economy.members.values() if member.name != ME]
-    kinds = ", ".join(f"{bot.name} {bot.kind}" for bot in bots)
+    books = economy.members[ME].books.items()
+    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books if round(x, 1))
+    members = economy.members.values()
+    kinds = ", ".join(f"{m.name} {m.kind}" for m in members if m.name != ME)
     scenario = f"{env.difficulty}, v{env.version}, {economy.scenario.kind}"
     print(f"\nreward {scores['reward']:.3f} = {' + '.join(terms)}")
     print(f"gain {scores['gain']:+.1f}: {moved or 'nothing moved'}")
