@@ -78,7 +78,7 @@ from swarm.bots import (
     finish_step,
     pass_the_rest,
 )
-from swarm.economy import LAST_STEP, ME, Scenario, measures, open_economy
+from swarm.economy import LAST_STEP, ME, Scenario, measures, open_economy, outbox
 from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
@@ -135,7 +135,7 @@ class Turn:
     ok: bool
     result: str
     calls: int  # tool calls in the reply; 0: text alone, which passes
-    own: bool = False  # did it try to accept or reject its own proposal?
+    own_proposal: bool = False  # did it try to accept or reject its own?
 
 
 @dataclass
@@ -217,7 +217,7 @@ class Swarm:
         """Carry out a reply. Never raises, whatever the reply is."""
         economy, tool, arguments, calls = self.economy, "", {}, 1
         me = economy.members[ME]
-        ok, own = True, False
+        ok, own_proposal = True, False
         try:
             tool, arguments, calls = read_call(reply, self.version)
             tool = tool or "pass_turn"
@@ -238,12 +238,11 @@ class Swarm:
             # nothing was done, so the reputation decays as it does after a pass
             me.passed = True
             calls = max(calls, split_thinking(reply)[1].count("</tool_call>"))
-            mine = [p.id for p in economy.proposals.values() if p.proposer == ME]
-            answered = tool in ("accept_proposal", "reject_proposal")
-            own = answered and arguments["proposal_id"] in mine
+            answers = tool in ("accept_proposal", "reject_proposal")
+            own_proposal = answers and arguments["proposal_id"] in outbox(economy, ME)
         if calls > 1:
             result += f" (only the first of {calls} calls counts)"
-        return Turn(economy.step, tool, arguments, ok, result, calls, own)
+        return Turn(economy.step, tool, arguments, ok, result, calls, own_proposal)
 
     def score(self) -> dict[str, float]:
         """The reward, its four parts, what can cost, and what is only measured.
@@ -300,7 +299,7 @@ class Swarm:
             # share of turns; the published number is the share of episodes with any
             "error_rate": errors,
             "any_error": float(errors > 0),
-            "self_proposal_errors": sum(turn.own for turn in self.log),
+            "self_proposal_errors": sum(turn.own_proposal for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
             **averages,
             **successes,
@@ -344,14 +343,17 @@ def play_aloud(env: Swarm, seed: int) -> None:
         print(f"{messages[0]['content']}\n\n{reply}\n")
         messages, done = env.step(reply)
     print(f"the end: {env.log[-1].result}")
+    print_score(env)
 
 
-def print_turns(env: Swarm) -> None:
+def print_turns(env: Swarm, seed: int) -> None:
     """One line per turn: the call, its result, and what else happened in that step."""
+    play(env, seed)
     for turn in env.log:
         events = [text for at, text in env.economy.events if at == turn.step]
         news = "; ".join([turn.result, *events])
         print(f"{turn.step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
+    print_score(env)
 
 
 def print_score(env: Swarm) -> None:
@@ -368,14 +370,15 @@ def print_score(env: Swarm) -> None:
     print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
 
 
-def evaluate(env: Swarm, n: int) -> dict:
-    """Every metric over n scenarios, with its 95% interval: {metric: Interval}."""
+def evaluate(env: Swarm, n: int) -> None:
+    """Print every metric over n development scenarios, with its 95% interval."""
     import metrics
 
+    print(f"mean [95% interval] over {n} development scenarios")
     episodes = [play(env, DEV_SEEDS + i) for i in range(n)]
-    names = dict.fromkeys(name for scores in episodes for name in scores)
-    columns = {name: [s[name] for s in episodes if name in s] for name in names}
-    return {name: metrics.mean(values) for name, values in columns.items()}
+    for name in dict.fromkeys(name for scores in episodes for name in scores):
+        values = [scores[name] for scores in episodes if name in scores]
+        print(f"{name:22} {metrics.mean(values)}")
 
 
 def main() -> None:
@@ -395,16 +398,11 @@ def main() -> None:
     if not 1 <= args.n <= env.most_tasks:  # more would repeat some
         parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
     if args.evaluate:
-        print(f"mean [95% interval] over {args.n} development scenarios")
-        for name, interval in evaluate(env, args.n).items():
-            print(f"{name:22} {interval}")
-        return
-    if args.play:
+        evaluate(env, args.n)
+    elif args.play:
         play_aloud(env, args.scenario)
     else:
-        play(env, args.scenario)
-        print_turns(env)
-    print_score(env)
+        print_turns(env, args.scenario)
 
 
 if __name__ == "__main__":

@@ -60,12 +60,6 @@ TENTHS = 6 * ("training",) + 2 * ("development",) + 2 * ("held-out",)  # of all 
 LONGEST_ANSWER = 10_000  # characters; a longer text is not an answer
 A_ROW = 'a row is a JSON object in UTF-8 with a "question" or "prompt" and an "answer"'
 TRIES = 100  # for a question on the right side: 0.8 ** 100 is practically 0
-# Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
-# coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have "Integral(…)" as the
-# answer, which is not allowed: the question itself, written like that, would earn full marks.
-SUMS = """coin_flip countdown puzzle24 polynomial_multiplication simple_integration
-intermediate_integration""".split()
-LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 A_LIST = re.compile(r"[\w\s,'\"\[\]-]*")  # of texts and numbers: nothing that could be called
 # What a scorer may raise; its message may quote any reply.
@@ -430,9 +424,7 @@ class Generator(Known):
 
     def mark(self, entry: dict, answer: str) -> float:
         """The package's marks; 0 for an answer that must not be run as Python."""
-        if self.generator in SUMS and not is_small_sum(answer):
-            return 0.0
-        if self.generator in LISTS and not is_data(answer):
+        if self.generator in CHECKS and not CHECKS[self.generator](answer):
             return 0.0
         value = self.scorer.score_answer(answer, entry)
         return float(value >= 1) if self.pay == "full" else value
@@ -486,6 +478,16 @@ def bits(node) -> float:
         case ast.BinOp(left=x, op=ast.Pow(), right=y):
             return bits(x) * 2 ** min(bits(y), 30)
     raise ValueError("not a sum")
+
+
+# {generator whose scorer runs the answer as Python (eval, or sympy's parse_expr): the check of the
+# answer}. coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have
+# "Integral(…)" as the answer, which is not allowed: the question itself, written like that, would
+# earn full marks.
+SUMS = """coin_flip countdown puzzle24 polynomial_multiplication simple_integration
+intermediate_integration""".split()
+LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
+CHECKS = dict.fromkeys(SUMS, is_small_sum) | dict.fromkeys(LISTS, is_data)
 
 
 if __name__ == "__main__":
