@@ -265,9 +265,8 @@ def habit_of(reply: str) -> str:
     items = thinking[:10_000].split()  # an honest one has under 3,000 characters
     if not items:
         return "bare"
-    letter = re.compile("[a-z][0-9]*[,.:]?")
-    spelled = sum(letter.fullmatch(item) is not None for item in items)
-    return "derives" if spelled > len(items) / 2 else "states"
+    letters = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
+    return "derives" if len(letters) > len(items) / 2 else "states"
 
 
 def check_choice(flag: str, value, choices, environment: str) -> None:
@@ -295,9 +294,8 @@ class Letters:
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 
     def __post_init__(self):
-        kinds = ("binary", "partial")
         check_choice("--difficulty ", self.difficulty, TIERS, "letters")
-        check_choice("--reward ", self.reward_kind, kinds, "letters")
+        check_choice("--reward ", self.reward_kind, ("binary", "partial"), "letters")
         check_choice("--sft-style ", self.style, STYLES, "letters")
 
     def reset(self, seed: int) -> list[dict]:

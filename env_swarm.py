@@ -254,25 +254,25 @@ class Swarm:
         economy = deepcopy(self.economy) if cut else self.economy
         pass_the_rest(economy)
         me, n = economy.members[ME], max(1, len(self.log))
-        not_played = LAST_STEP - len(self.log) if cut else 0
-        used = self.used + Counter(pass_turn=not_played)
+        # the turns after a cut count as passed, not as errors
+        used = self.used + Counter(pass_turn=LAST_STEP - len(self.log))
+        errors = sum(not turn.ok for turn in self.log) / LAST_STEP
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
         deals = economy.interactions
         sides = lambda deal: (deal.initiator, deal.counterparty)
         qualities = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
-        soft, hard = measures(deals), measures(deals, hard=True)
-        hard.pop("acceptance")  # the same as in soft
-        # for the whole economy (swarm.economy.measures); _hard with p rounded to 0 or 1
-        averages = soft | {f"{name}_hard": value for name, value in hard.items()}
-        claimed, submitted = self.used["claim_task"], self.used["submit_work"]
-        # claims never submitted
-        averages["waste"] = 1 - submitted / claimed if claimed else math.nan
+        # of the whole economy (swarm.economy.measures); _hard: with p rounded to 0 or 1
+        averages, hard = measures(deals), measures(deals, hard=True)
+        hard.pop("acceptance")  # rounding p does not change it
+        averages |= {f"{name}_hard": value for name, value in hard.items()}
+        claims, submissions = self.used["claim_task"], self.used["submit_work"]
+        # the share of claims that were never submitted
+        averages["waste"] = 1 - submissions / claims if claims else math.nan
         # an entry with nothing to average is left out
         averages = {name: x for name, x in averages.items() if not math.isnan(x)}
-        successes = {
-            f"used_{tool}": self.used[tool] for tool in tool_names(self.version)
-        }
+        tools = tool_names(self.version)
+        successes = {f"used_{tool}": self.used[tool] for tool in tools}
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
@@ -280,8 +280,6 @@ class Swarm:
             "diversity": entropy(used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
-        # the turns after a cut count as passed, not as errors
-        errors = sum(not turn.ok for turn in self.log) / LAST_STEP
         paid = sum(getattr(self, name) * value for name, value in parts.items())
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
