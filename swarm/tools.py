@@ -330,8 +330,7 @@ def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
 
 
 def cancel_proposal(economy: Economy, name: str, proposal_id: str) -> str:
-    pending = proposal_id in outbox(economy, name)
-    require(pending, f"you have no pending proposal {proposal_id}")
+    require(proposal_id in outbox(economy, name), f"you have no pending proposal {proposal_id}")
     del economy.proposals[proposal_id]
     return f"{proposal_id} is cancelled"
 

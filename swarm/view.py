@@ -36,10 +36,9 @@ def view(economy: Economy) -> dict:
     me, step, initial = economy.members[ME], economy.step, vars(economy.scenario)
     my_tasks = [t for t in economy.tasks.values() if t.holder == ME]
     free_tasks = sorted(open_tasks(economy), key=lambda t: -t.bounty)
-    deals = economy.interactions
-    customers = [d.counterparty for d in deals if d.accepted and d.initiator == ME]
     # v0.1 has no appeal, and shows neither how the model's proposals ended nor recent events
     v02 = economy.scenario.version == "0.2"
+    customers = [d.counterparty for d in economy.interactions if d.accepted and d.initiator == ME]
     return {
         "version": economy.scenario.version,
         "step": step,
