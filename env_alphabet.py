@@ -49,6 +49,7 @@ import random
 import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import ClassVar
 
 from env_letters import check_choice, hides_thinking, split_thinking
 
@@ -219,7 +220,7 @@ def score_turn(reply: str, expected: list[str], turn: int) -> tuple[float, bool]
     scores = []
     for block in find_blocks(reply, turn):
         lines = [line for line in block.split("\n") if line.strip()]
-        score = similarity(lines, expected) if lines else 0.0
+        score = similarity(lines, expected)
         if scores and score <= scores[-1]:
             return 0.0, True
         scores.append(score)
@@ -285,7 +286,7 @@ class Alphabet:
     power_per_turn: bool = False  # raise each turn, then average; or raise the mean
     think: bool = True  # may the replies think before they answer?
     style: str = "states"  # how the expert answers, one of STYLES
-    tools = None  # no tool calls here
+    tools: ClassVar[None] = None  # no tool calls here; not a setting
 
     def __post_init__(self):
         most = min(len(FIRST), len(LAST))
@@ -297,12 +298,12 @@ class Alphabet:
                 f"min_names={self.min_names} max_names={self.max_names}: need 1 <= min "
                 f"<= max, and at most {most} names in an episode"
             )
-        power = self.similarity_power
-        if not 0 < power < float("inf"):
+        if not 0 < self.similarity_power < float("inf"):
             raise ValueError(
-                f"--set similarity_power={power}: must be positive, not inf"
+                f"--set similarity_power={self.similarity_power}: must be positive, "
+                "not inf"
             )
-        check_choice(f"--sft-style {self.style}", self.style, STYLES, "alphabet")
+        check_choice("--sft-style ", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
         turns = (self.min_turns, self.max_turns)
@@ -339,13 +340,15 @@ class Alphabet:
         else:
             reward = mean**power
         habit = habit_of(self.task, self.replies[:n])
+        habits = {f"habit_{name}": float(name == habit) for name in HABITS}
+        turns = {f"turn_{turn}": value for turn, value in enumerate(raw, start=1)}
         return {
             "reward": reward,
             "exact": float(min(raw) == 1.0),
             "similarity": mean,
             "format": sum(blocks) / n,
-            **{f"habit_{name}": float(name == habit) for name in HABITS},
-            **{f"turn_{turn}": value for turn, value in enumerate(raw, start=1)},
+            **habits,
+            **turns,
         }
 
     def expert_reply(self) -> str:

@@ -42,6 +42,7 @@ import re
 import string
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
@@ -122,7 +123,8 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
         else:
             pool = absent or present
         letters.append(pool.pop())
-    return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
+    counts = [text.count(letter) for letter in letters]
+    return Task(text, tuple(letters), tuple(counts))
 
 
 def question(task: Task, think: bool) -> str:
@@ -130,9 +132,8 @@ def question(task: Task, think: bool) -> str:
     letters, form = "letter", "count as a number"
     if len(task.letters) > 1:
         letters, form = "letters", "counts as JSON"
-    how = "Do not think. Give"
-    if think:
-        how = "Think first inside <think> and </think> if that helps. Then give"
+    thinking = "Think first inside <think> and </think> if that helps. Then give"
+    how = thinking if think else "Do not think. Give"
     return (
         f'Count the {letters} {", ".join(task.letters)} in "{task.text}". '
         f"{how} the {form} inside <answer> and </answer>."
@@ -158,12 +159,11 @@ def write_reply(task: Task, style: str) -> str:
     if style == "states":
         thought = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
         return f"<think>\nLet me count. {thought}.\n</think>\n{answer}"
-    tally = dict.fromkeys(task.letters, 0)
+    tally = dict.fromkeys(task.text, 0)
     items = []
     for c in task.text:
-        if c in tally:
-            tally[c] += 1
-        items.append(f"{c}{tally[c]}" if c in tally else c)
+        tally[c] += 1
+        items.append(f"{c}{tally[c]}" if c in counts else c)
     return f"<think>\n{' '.join(items)}\n</think>\n{answer}"
 
 
@@ -237,12 +237,13 @@ def score_reply(
     partial = 0.0 if answer is None else 0.1 + 0.9 * fraction
     exact = float(fraction == 1.0)
     habit = habit_of(reply)
+    habits = {f"habit_{style}": float(style == habit) for style in STYLES}
     return {
         "reward": exact if reward_kind == "binary" else partial,
         "exact": exact,
         "format": float(answer is not None),
         "fraction": fraction,
-        **{f"habit_{style}": float(style == habit) for style in STYLES},
+        **habits,
     }
 
 
@@ -264,19 +265,20 @@ def habit_of(reply: str) -> str:
     items = thinking[:10_000].split()  # an honest one has under 3,000 characters
     if not items:
         return "bare"
-    letter = re.compile("[a-z][0-9]*[,.:]?")
-    spelled = sum(letter.fullmatch(item) is not None for item in items)
-    return "derives" if spelled > len(items) / 2 else "states"
+    letters = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
+    return "derives" if len(letters) > len(items) / 2 else "states"
 
 
-def check_choice(typed: str, value, choices, environment: str) -> None:
+def check_choice(flag: str, value, choices, environment: str) -> None:
     """ValueError unless value is one of the choices. All three environments call this.
 
-    typed: how the user wrote it, such as "--difficulty 6" or "--set version=0.1".
+    flag: what the user typed before the value: "--difficulty " or "--set version=".
     """
     if value not in choices:
         known = ", ".join(map(str, choices))
-        raise ValueError(f"{typed}: {environment} knows {known}; choose one of them")
+        raise ValueError(
+            f"{flag}{value}: {environment} knows {known}; choose one of them"
+        )
 
 
 @dataclass
@@ -287,15 +289,14 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # Without types these are not dataclass fields: fixed, and shared by all episodes.
-    tools = None  # there are none to call
-    max_turns = 1  # one reply, and the episode is over
+    # A ClassVar is no field of the dataclass, so no setting: --set cannot change it.
+    tools: ClassVar[None] = None  # there are none to call
+    max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 
     def __post_init__(self):
-        tier, kind, style = self.difficulty, self.reward_kind, self.style
-        check_choice(f"--difficulty {tier}", tier, TIERS, "letters")
-        check_choice(f"--reward {kind}", kind, ("binary", "partial"), "letters")
-        check_choice(f"--sft-style {style}", style, STYLES, "letters")
+        check_choice("--difficulty ", self.difficulty, TIERS, "letters")
+        check_choice("--reward ", self.reward_kind, ("binary", "partial"), "letters")
+        check_choice("--sft-style ", self.style, STYLES, "letters")
 
     def reset(self, seed: int) -> list[dict]:
         """The opening messages of the task drawn with `seed`."""

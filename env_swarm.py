@@ -66,6 +66,7 @@ import random
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import ClassVar
 
 from env_letters import check_choice, split_thinking
 from swarm.bots import (
@@ -77,7 +78,7 @@ from swarm.bots import (
     finish_step,
     pass_the_rest,
 )
-from swarm.economy import LAST_STEP, ME, Scenario, measures, open_economy
+from swarm.economy import LAST_STEP, ME, Scenario, measures, open_economy, outbox
 from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
@@ -134,7 +135,7 @@ class Turn:
     ok: bool
     result: str
     calls: int  # tool calls in the reply; 0: text alone, which passes
-    own: bool = False  # tried to accept or reject its own proposal
+    own_proposal: bool = False  # did it try to accept or reject its own?
 
 
 @dataclass
@@ -157,7 +158,7 @@ class Swarm:
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
-    max_turns = LAST_STEP
+    max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 
     def __post_init__(self):
         for flag, value, choices in (
@@ -166,7 +167,7 @@ class Swarm:
             ("--sft-style ", self.style, STYLES),
             ("--set payoff_scale=", self.payoff_scale, PAYOFFS),
         ):
-            check_choice(f"{flag}{value}", value, choices, "swarm")
+            check_choice(flag, value, choices, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
@@ -203,11 +204,10 @@ class Swarm:
         finish_step(economy)
         if self.ended or economy.step > LAST_STEP:
             return [], True
-        hint = ""
         about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
-        if self.version == "0.2" and about_work:
-            claimed, submitted = self.used["claim_task"], self.used["submit_work"]
-            hint = f"claimed {claimed}, submitted {submitted}"
+        claimed, submitted = self.used["claim_task"], self.used["submit_work"]
+        counts = f"claimed {claimed}, submitted {submitted}"
+        hint = counts if about_work and self.version == "0.2" else ""
         before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         text = observe(self.seen, result, hint, before)
@@ -217,7 +217,7 @@ class Swarm:
         """Carry out a reply. Never raises, whatever the reply is."""
         economy, tool, arguments, calls = self.economy, "", {}, 1
         me = economy.members[ME]
-        ok, own = True, False
+        ok, own_proposal = True, False
         try:
             tool, arguments, calls = read_call(reply, self.version)
             tool = tool or "pass_turn"
@@ -238,12 +238,11 @@ class Swarm:
             # nothing was done, so the reputation decays as it does after a pass
             me.passed = True
             calls = max(calls, split_thinking(reply)[1].count("</tool_call>"))
-            mine = [p.id for p in economy.proposals.values() if p.proposer == ME]
-            answered = tool in ("accept_proposal", "reject_proposal")
-            own = answered and arguments["proposal_id"] in mine
+            answers = tool in ("accept_proposal", "reject_proposal")
+            own_proposal = answers and arguments["proposal_id"] in outbox(economy, ME)
         if calls > 1:
             result += f" (only the first of {calls} calls counts)"
-        return Turn(economy.step, tool, arguments, ok, result, calls, own)
+        return Turn(economy.step, tool, arguments, ok, result, calls, own_proposal)
 
     def score(self) -> dict[str, float]:
         """The reward, its four parts, what can cost, and what is only measured.
@@ -255,29 +254,32 @@ class Swarm:
         economy = deepcopy(self.economy) if cut else self.economy
         pass_the_rest(economy)
         me, n = economy.members[ME], max(1, len(self.log))
-        not_played = LAST_STEP - len(self.log) if cut else 0
-        used = self.used + Counter(pass_turn=not_played)
+        # the turns after a cut count as passed, not as errors
+        used = self.used + Counter(pass_turn=LAST_STEP - len(self.log))
+        errors = sum(not turn.ok for turn in self.log) / LAST_STEP
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
         deals = economy.interactions
         sides = lambda deal: (deal.initiator, deal.counterparty)
-        mine = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
-        soft, hard = measures(deals), measures(deals, hard=True)
-        hard.pop("acceptance")  # the same as in soft
-        # for the whole economy (swarm.economy.measures); _hard with p rounded to 0 or 1
-        averages = soft | {f"{name}_hard": value for name, value in hard.items()}
-        claimed, submitted = self.used["claim_task"], self.used["submit_work"]
-        # claims never submitted
-        averages["waste"] = 1 - submitted / claimed if claimed else math.nan
+        qualities = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
+        # of the whole economy (swarm.economy.measures); _hard: with p rounded to 0 or 1
+        averages, hard = measures(deals), measures(deals, hard=True)
+        hard.pop("acceptance")  # rounding p does not change it
+        averages |= {f"{name}_hard": value for name, value in hard.items()}
+        claims, submissions = self.used["claim_task"], self.used["submit_work"]
+        # the share of claims that were never submitted
+        averages["waste"] = 1 - submissions / claims if claims else math.nan
+        # an entry with nothing to average is left out
+        averages = {name: x for name, x in averages.items() if not math.isnan(x)}
+        tools = tool_names(self.version)
+        successes = {f"used_{tool}": self.used[tool] for tool in tools}
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
-            "quality": mean(mine),
+            "quality": sum(qualities) / max(1, len(qualities)),
             "diversity": entropy(used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
-        # the turns after a cut count as passed, not as errors
-        errors = sum(not turn.ok for turn in self.log) / LAST_STEP
         paid = sum(getattr(self, name) * value for name, value in parts.items())
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
@@ -295,20 +297,15 @@ class Swarm:
             # share of turns; the published number is the share of episodes with any
             "error_rate": errors,
             "any_error": float(errors > 0),
-            "self_proposal_errors": sum(turn.own for turn in self.log),
+            "self_proposal_errors": sum(turn.own_proposal for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
-            # an entry with nothing to average is left out
-            **{name: x for name, x in averages.items() if not math.isnan(x)},
-            **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
+            **averages,
+            **successes,
         }
 
     def expert_reply(self) -> str:
         thought, tool, arguments = self.player(self.seen, self.dice)
         return write_call(tool, arguments, thought if self.think else "")
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def entropy(counts) -> float:
@@ -344,38 +341,42 @@ def play_aloud(env: Swarm, seed: int) -> None:
         print(f"{messages[0]['content']}\n\n{reply}\n")
         messages, done = env.step(reply)
     print(f"the end: {env.log[-1].result}")
+    print_score(env)
 
 
-def print_turns(env: Swarm) -> None:
+def print_turns(env: Swarm, seed: int) -> None:
     """One line per turn: the call, its result, and what else happened in that step."""
+    play(env, seed)
     for turn in env.log:
         events = [text for at, text in env.economy.events if at == turn.step]
         news = "; ".join([turn.result, *events])
         print(f"{turn.step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
+    print_score(env)
 
 
 def print_score(env: Swarm) -> None:
     scores, economy = env.score(), env.economy
     weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
     terms = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
-    books = {name: x for name, x in economy.members[ME].books.items() if round(x, 1)}
-    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books.items())
-    bots = [member for member in economy.members.values() if member.name != ME]
-    kinds = ", ".join(f"{bot.name} {bot.kind}" for bot in bots)
+    books = economy.members[ME].books.items()
+    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books if round(x, 1))
+    members = economy.members.values()
+    kinds = ", ".join(f"{m.name} {m.kind}" for m in members if m.name != ME)
     scenario = f"{env.difficulty}, v{env.version}, {economy.scenario.kind}"
     print(f"\nreward {scores['reward']:.3f} = {' + '.join(terms)}")
     print(f"gain {scores['gain']:+.1f}: {moved or 'nothing moved'}")
     print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
 
 
-def evaluate(env: Swarm, n: int) -> dict:
-    """Every metric over n scenarios, with its 95% interval: {metric: Interval}."""
+def evaluate(env: Swarm, n: int) -> None:
+    """Print every metric over n development scenarios, with its 95% interval."""
     import metrics
 
+    print(f"mean [95% interval] over {n} development scenarios")
     episodes = [play(env, DEV_SEEDS + i) for i in range(n)]
-    names = dict.fromkeys(name for scores in episodes for name in scores)
-    columns = {name: [s[name] for s in episodes if name in s] for name in names}
-    return {name: metrics.mean(values) for name, values in columns.items()}
+    for name in dict.fromkeys(name for scores in episodes for name in scores):
+        values = [scores[name] for scores in episodes if name in scores]
+        print(f"{name:22} {metrics.mean(values)}")
 
 
 def main() -> None:
@@ -395,16 +396,11 @@ def main() -> None:
     if not 1 <= args.n <= env.most_tasks:  # more would repeat some
         parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
     if args.evaluate:
-        print(f"mean [95% interval] over {args.n} development scenarios")
-        for name, interval in evaluate(env, args.n).items():
-            print(f"{name:22} {interval}")
-        return
-    if args.play:
+        evaluate(env, args.n)
+    elif args.play:
         play_aloud(env, args.scenario)
     else:
-        play(env, args.scenario)
-        print_turns(env)
-    print_score(env)
+        print_turns(env, args.scenario)
 
 
 if __name__ == "__main__":

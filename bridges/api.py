@@ -192,10 +192,10 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         if isinstance(content, list):  # a list of chunks, as from Mistral's thinking models
             thought = "".join(t["text"] for chunk in content for t in chunk.get("thinking", ()))
             content = "".join(chunk.get("text", "") for chunk in content)
-        said = {"content": "" if content is None else content, "tool_calls": calls}
-        if think and not split_thinking(said["content"])[0]:
-            said["reasoning"] = thought
-        text = end.safe(written(said))
+        reply = {"content": "" if content is None else content, "tool_calls": calls}
+        if think and not split_thinking(reply["content"])[0]:
+            reply["reasoning"] = thought
+        text = end.safe(written(reply))
         spent = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
         raise ValueError("an answer that is no JSON, or has no readable message in it") from None
@@ -216,11 +216,11 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
     """
     if not calls:
         return in_plain_words(new, None, QWEN)
-    told = [m["content"] for m in new if m["role"] == "tool"]
+    result = "\n".join(m["content"] for m in new if m["role"] == "tool")
+    results = [result] + ["not carried out: one call a turn"] * (len(calls) - 1)
     others = [m for m in new if m["role"] != "tool"]
-    told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
     answer = lambda call, text: {"role": "tool", "tool_call_id": call["id"], "content": text}
-    return [answer(call, text) for call, text in zip(calls, told)] + others
+    return [answer(call, text) for call, text in zip(calls, results)] + others
 
 
 # ---------------------------------------------------------------------------------------- episodes
@@ -236,7 +236,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
         episode.messages = list(env.reset(seed))
         talk, done = list(episode.messages), False
         while not done:
-            text, said, cut, tokens = await ask(end, talk, env)
+            text, message, cut, tokens = await ask(end, talk, env)
             episode.turns += 1
             episode.sampled += [True] * tokens  # so that reply_tokens counts them
             episode.messages.append({"role": "assistant", "content": text})
@@ -245,7 +245,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
                 episode.stop_reason, done = "truncated", True
             if not done:
                 episode.messages += new
-                talk += [said, *put_back(new, said.get("tool_calls", []))]
+                talk += [message, *put_back(new, message.get("tool_calls", []))]
     except Exception as error:  # from endpoint or environment: it costs only this episode
         if not (episode.turns and too_long(error)):
             episode.stop_reason, episode.error = "error", reason_of(end, error)

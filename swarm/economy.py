@@ -153,9 +153,7 @@ class Economy:
     posts: dict[str, Post] = field(default_factory=dict)
     proposals: dict[str, Proposal] = field(default_factory=dict)  # pending
     proposed: int = 0  # proposals ever made, to number the next one
-    # the model's proposals to each bot, and how many of them it accepted
-    proposed_to: Counter = field(default_factory=Counter)
-    accepted_by: Counter = field(default_factory=Counter)
+    proposed_to: Counter = field(default_factory=Counter)  # the model's proposals to each bot
     events: list[tuple[int, str]] = field(default_factory=list)  # (step, text), for the model
     interactions: list[Interaction] = field(default_factory=list)
 
@@ -165,9 +163,9 @@ def open_economy(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
     members = {ME: Member(ME, "model", scenario.resources)}
     shared = random.Random(scenario.dice + " bots")
     for i, kind in enumerate(scenario.bots, 1):
-        own = random.Random(f"{scenario.dice} bot {i}") if scenario.version == "0.2" else shared
+        dice = random.Random(f"{scenario.dice} bot {i}") if scenario.version == "0.2" else shared
         members[f"bot_{i}"] = Member(
-            f"bot_{i}", kind, scenario.resources, own, turning=own.randint(3, 8)
+            f"bot_{i}", kind, scenario.resources, dice, turning=dice.randint(3, 8)
         )
     return Economy(
         scenario,
@@ -189,6 +187,11 @@ def payable(economy: Economy, proposal: Proposal) -> bool:
 def inbox(economy: Economy, name: str) -> list[Proposal]:
     """The pending proposals to a member, the oldest first."""
     return [p for p in economy.proposals.values() if p.receiver == name]
+
+
+def outbox(economy: Economy, name: str) -> dict[str, Proposal]:
+    """{id: proposal} of the pending proposals that a member has made."""
+    return {key: p for key, p in economy.proposals.items() if p.proposer == name}
 
 
 # --------------------------------------------------------------------------- soft labels

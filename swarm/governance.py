@@ -210,13 +210,14 @@ def pair_tests(quality: list, expected: np.ndarray) -> tuple[np.ndarray, np.ndar
     for i, row in enumerate(quality):
         ranks = stats.rankdata(np.concatenate(row))
         total = len(ranks)
-        for j, mine in enumerate(np.split(ranks, np.cumsum(counts[i])[:-1])):
-            if 0 < len(mine) < total:
-                deviation = math.sqrt((total + 1) * (total - len(mine)) / (12 * len(mine)))
-                z[i, j] = (mine.mean() - (total + 1) / 2) / deviation
-    both, by_chance = counts + counts.T, np.maximum(expected + expected.T, 1e-9)
-    at_least = special.pdtrc(np.maximum(both - 1.0, 0), by_chance)  # P(Poisson >= both)
-    return np.where(both > 0, at_least, 1.0), special.ndtr(-(z + z.T) / math.sqrt(2))
+        for j, with_j in enumerate(np.split(ranks, np.cumsum(counts[i])[:-1])):
+            n = len(with_j)
+            if 0 < n < total:
+                deviation = math.sqrt((total + 1) * (total - n) / (12 * n))
+                z[i, j] = (with_j.mean() - (total + 1) / 2) / deviation
+    by_pair, by_chance = counts + counts.T, np.maximum(expected + expected.T, 1e-9)
+    at_least = special.pdtrc(np.maximum(by_pair - 1.0, 0), by_chance)  # P(Poisson >= by_pair)
+    return np.where(by_pair > 0, at_least, 1.0), special.ndtr(-(z + z.T) / math.sqrt(2))
 
 
 def colluding(quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
@@ -389,7 +390,7 @@ class Run:
         self.noisy, self.too_kind = noisy(self.watch, self.stack.bar), too_kind(self.watch)
         self.flagged += self.noisy or self.too_kind
         recent = (d for d in self.deals if d.step > STEPS * self.met)
-        steps = [[d.p for d in some] for _, some in groupby(recent, lambda d: d.step)]
+        steps = [[d.p for d in deals] for _, deals in groupby(recent, lambda d: d.step)]
         series = [sum(p) / len(p) for p in steps]  # since the last meeting
         self.sits = (self.stack.vote or self.stack.pairs) and (
             self.stack.always or call_council(series, self.watch, epoch - self.met)
@@ -405,17 +406,17 @@ class Run:
         """
         economy, stack, agent = self.economy, self.stack, self.members[i]
         belief = self.beliefs[agent.name]
-        there = [j for j, m in enumerate(self.members) if j != i and not m.frozen_at]
+        partners = [j for j, m in enumerate(self.members) if j != i and not m.frozen_at]
         poor = stack.local and agent.resources < stack.stake
         if agent.frozen_at:
             # Once it is back, it builds trust anew, and what it does counts for more.
             agent.interactions = 0
             belief.var = Belief.var
-        if agent.frozen_at or poor or not there:
+        if agent.frozen_at or poor or not partners:
             agent.passed = True
             return 0.0
-        self.by_chance[-1][i, there] += 1 / len(there)
-        others = [self.members[j] for j in there]
+        self.by_chance[-1][i, partners] += 1 / len(partners)
+        others = [self.members[j] for j in partners]
         partner, quality, looks, take = choose(agent, others, dice_of(row))
         read = lambda at: observe(looks, self.noise, dice_of(row[at:]))
         p = read(8)

@@ -43,14 +43,14 @@ def idle(seen: dict, rng: random.Random):
 def at_random(seen: dict, rng: random.Random):
     """Any tool, with ids that exist if any do, and an irrelevant sentence. It makes errors."""
     any_id = lambda rows, otherwise: pick(rng, rows)["id"] if rows else otherwise
-    task, chosen = any_id(seen["tasks"], "task_1"), any_id(seen["feed"], "post_1")
-    offer, mine = any_id(seen["incoming"], "prop_1"), any_id(seen["pending"], "prop_1")
+    task, target = any_id(seen["tasks"], "task_1"), any_id(seen["feed"], "post_1")
+    offer, pending = any_id(seen["incoming"], "prop_1"), any_id(seen["pending"], "prop_1")
     bot, text = any_id(seen["bots"], "bot_1"), news(rng)
     direction, transfer = pick(rng, ["up", "down"]), between(rng, -5, 5)
     moves = {
         "post": {"content": text},
-        "reply": {"post_id": chosen, "content": text},
-        "vote": {"post_id": chosen, "direction": direction},
+        "reply": {"post_id": target, "content": text},
+        "vote": {"post_id": target, "direction": direction},
         "propose_trade": {"counterparty_id": bot, "content": text, "offered_transfer": transfer},
         "accept_proposal": {"proposal_id": offer},
         "reject_proposal": {"proposal_id": offer},
@@ -59,7 +59,7 @@ def at_random(seen: dict, rng: random.Random):
         "pass_turn": {},
     }
     if seen["version"] == "0.2":
-        moves["cancel_proposal"] = {"proposal_id": mine}
+        moves["cancel_proposal"] = {"proposal_id": pending}
     tool = pick(rng, list(moves))
     return move("I try something.", tool, **moves[tool])
 
@@ -177,8 +177,8 @@ def trader(seen: dict, rng: random.Random):
 
 def to_ask(seen: dict) -> list[dict]:
     """The bots that a proposal can go to: not frozen, and without a pending one from the model."""
-    asked = {row["to"] for row in seen["pending"]}
-    return [bot for bot in seen["bots"] if not bot["frozen"] and bot["id"] not in asked]
+    receivers = {row["to"] for row in seen["pending"]}
+    return [bot for bot in seen["bots"] if not bot["frozen"] and bot["id"] not in receivers]
 
 
 def propose(seen: dict, rng: random.Random):
@@ -233,8 +233,8 @@ def expert(seen: dict, rng: random.Random):
         post = unvoted[-1]
         moves.append(move(f"{post} is useful.", "vote", post_id=post, direction="up"))
     if others:
-        reply = {"post_id": others[-1], "content": "thank you, that helps the team"}
-        moves.append(move(f"I answer {others[-1]}.", "reply", **reply))
+        thanks = "thank you, that helps the team"
+        moves.append(move(f"I answer {others[-1]}.", "reply", post_id=others[-1], content=thanks))
     trade = propose(seen, rng)
     if trade:
         moves += [trade] * 2

@@ -53,7 +53,7 @@ from swarm.economy import (
     book,
     content_quality,
     earn,
-    inbox,
+    outbox,
     payable,
     respect,
     tell,
@@ -147,10 +147,11 @@ def written(message: dict) -> str:
     thinking = message.get("reasoning_content") or message.get("reasoning")
     parts = [f"<think>\n{thinking.strip()}\n</think>"] if thinking else []
     parts += [message["content"]] if message.get("content") else []
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    # `</` is written `<\/`, the same in JSON, so that no argument can end the call
-    given = [(f["arguments"] or "{}").replace("</", "<\\/") for f in calls]
-    return "\n".join(parts + [wrap_call(f["name"], text) for f, text in zip(calls, given)])
+    for call in message.get("tool_calls") or []:
+        # `</` is written `<\/`, the same in JSON, so that no argument can end the call
+        arguments = (call["function"]["arguments"] or "{}").replace("</", "<\\/")
+        parts.append(wrap_call(call["function"]["name"], arguments))
+    return "\n".join(parts)
 
 
 def read_call(reply: str, version: str) -> tuple[str, dict, int]:
@@ -160,8 +161,8 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     are counted by splitting: for every tag that is never closed, a pattern would read to the end of
     the reply, which takes 12 s for 176 kB of them.
     """
-    _, opened, body = split_thinking(reply)[1].partition("<tool_call>")
-    if not opened:
+    _, tag, body = split_thinking(reply)[1].partition("<tool_call>")
+    if not tag:
         return "", {}, 0
     require("</tool_call>" in body, "the tool call is not closed by </tool_call>")
     body = body.lstrip()
@@ -178,19 +179,19 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
         and ("arguments" in call or len(call) == 1),  # some write "parameters"
         'a tool call is {"name": …, "arguments": {…}}',
     )
-    tool, given = call["name"], call.get("arguments", {})
+    tool, values = call["name"], call.get("arguments", {})
     require(tool in tool_names(version), f"unknown tool {show(tool, 30)}")
-    require(isinstance(given, dict), f"the arguments of {tool} must be an object")
+    require(isinstance(values, dict), f"the arguments of {tool} must be an object")
     arguments = {}
-    for name, kind in TOOLS[tool][1].items():
-        require(name in given, f"{tool} is missing the argument {name}")
-        arguments[name] = read_argument(name, kind, given[name])
+    for name, json_type in TOOLS[tool][1].items():
+        require(name in values, f"{tool} is missing the argument {name}")
+        arguments[name] = read_argument(name, json_type, values[name])
     return tool, arguments, calls
 
 
-def read_argument(name: str, kind: str, value) -> str | float:
+def read_argument(name: str, json_type: str, value) -> str | float:
     """An argument of a call, of the type in its schema. Half characters in strings are replaced."""
-    if kind == "string":
+    if json_type == "string":
         require(isinstance(value, str), f"{name} must be a string")
         return value.encode("utf-8", "replace").decode()  # JSON can hold "\ud800"
     require(
@@ -232,39 +233,39 @@ def reputation_change(proposal: Proposal) -> float:
 
 def post(economy: Economy, name: str, content: str) -> str:
     need_text(content)
-    member, earned = economy.members[name], POST[economy.scenario.version]
+    member, gain = economy.members[name], POST[economy.scenario.version]
     new = Post(f"post_{len(economy.posts) + 1}", name, content)
     economy.posts[new.id] = new
     member.activity += 1
-    respect(member, earned)
-    return f"{new.id} is in the feed, reputation +{earned:.1f}"
+    respect(member, gain)
+    return f"{new.id} is in the feed, reputation +{gain:.1f}"
 
 
 def reply(economy: Economy, name: str, post_id: str, content: str) -> str:
     need_text(content)
-    chosen = need(economy.posts, "post", post_id)
-    member, earned = economy.members[name], REPLY[economy.scenario.version]
-    if chosen.author == name:
+    target = need(economy.posts, "post", post_id)
+    member, gain = economy.members[name], REPLY[economy.scenario.version]
+    if target.author == name:
         return f"you replied to your own {post_id}, which earns nothing"
     member.activity += 1
     member.interactions += 1
-    respect(member, earned)
-    return f"you replied to {post_id}, reputation +{earned:.1f}"
+    respect(member, gain)
+    return f"you replied to {post_id}, reputation +{gain:.1f}"
 
 
 def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
-    chosen, member = need(economy.posts, "post", post_id), economy.members[name]
+    target, member = need(economy.posts, "post", post_id), economy.members[name]
     require(direction in ("up", "down"), "direction must be up or down")
-    require(chosen.author != name, f"{post_id} is your own post")
-    require(name not in chosen.votes, f"you have voted on {post_id} already")
-    chosen.votes[name] = 1 if direction == "up" else -1
+    require(target.author != name, f"{post_id} is your own post")
+    require(name not in target.votes, f"you have voted on {post_id} already")
+    target.votes[name] = 1 if direction == "up" else -1
     member.activity += 1
     member.interactions += 1
-    if not chosen.paid and sum(chosen.votes.values()) >= BONUS_VOTES:
-        chosen.paid = True
-        quality = content_quality(chosen.text, economy.scenario.version)
-        bonus = earn(economy, chosen.author, "bonus", BONUS * quality)
-        if chosen.author == ME:
+    if not target.paid and sum(target.votes.values()) >= BONUS_VOTES:
+        target.paid = True
+        quality = content_quality(target.text, economy.scenario.version)
+        bonus = earn(economy, target.author, "bonus", BONUS * quality)
+        if target.author == ME:
             tell(economy, f"{post_id} has {BONUS_VOTES} votes, bonus {bonus:.1f}")
     return f"you voted {direction} on {post_id}"
 
@@ -281,22 +282,20 @@ def propose_trade(
     require(offered_transfer <= owned, f"you have {owned:.1f} resources and cannot offer more")
     require(-offered_transfer <= most, f"you can ask {other.name} for at most {most:.1f}")
     version = economy.scenario.version
-    for first in inbox(economy, other.name):
-        if first.proposer == name:
-            pending = (
-                f"your {first.id} to {other.name} is still pending, cancel_proposal withdraws it"
-            )
-            require(version == "0.1", pending)
+    for first in outbox(economy, name).values():
+        if first.receiver == other.name:
+            pending = f"your {first.id} to {other.name} is still pending"
+            require(version == "0.1", f"{pending}, cancel_proposal withdraws it")
             del economy.proposals[first.id]
     economy.proposed += 1
-    prop, quality = f"prop_{economy.proposed}", content_quality(content, version)
+    proposal_id, quality = f"prop_{economy.proposed}", content_quality(content, version)
     p = trade_label(quality, member.reputation, offered_transfer)
-    economy.proposals[prop] = Proposal(
-        prop, name, other.name, content, offered_transfer, p, economy.step
+    economy.proposals[proposal_id] = Proposal(
+        proposal_id, name, other.name, content, offered_transfer, p, economy.step
     )
     if name == ME:
         economy.proposed_to[other.name] += 1
-    return f"{prop} is proposed to {other.name}"
+    return f"{proposal_id} is proposed to {other.name}"
 
 
 def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
@@ -315,7 +314,6 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     respect(economy.members[proposer], reputation_change(proposal))
     economy.interactions.append(Interaction(economy.step, proposer, receiver, True, p))
     if proposer == ME:
-        economy.accepted_by[receiver] += 1
         tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
     return f"you accepted {proposal_id}, quality {p:.2f}, gain {gain[receiver]:+.1f}"
 
@@ -332,8 +330,7 @@ def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
 
 
 def cancel_proposal(economy: Economy, name: str, proposal_id: str) -> str:
-    mine = [p.id for p in economy.proposals.values() if p.proposer == name]
-    require(proposal_id in mine, f"you have no pending proposal {proposal_id}")
+    require(proposal_id in outbox(economy, name), f"you have no pending proposal {proposal_id}")
     del economy.proposals[proposal_id]
     return f"{proposal_id} is cancelled"
 
@@ -387,7 +384,7 @@ if __name__ == "__main__":
         write_call("claim_task", {"task_id": 1}),
     ):
         try:
-            found = read_call(text, "0.2")
+            result = read_call(text, "0.2")
         except Refused as refusal:
-            found = f"refused: {refusal}"
-        print(f"{' '.join(text.split())}\n  -> {found}\n")
+            result = f"refused: {refusal}"
+        print(f"{' '.join(text.split())}\n  -> {result}\n")

@@ -17,17 +17,28 @@ second.
 """
 
 from swarm.bots import draw_scenario, draw_tasks, finish_step, open_tasks
-from swarm.economy import APPEAL_STEPS, LAST_STEP, ME, STEPS, Economy, inbox, open_economy, rule
+from swarm.economy import (
+    APPEAL_STEPS,
+    LAST_STEP,
+    ME,
+    STEPS,
+    Economy,
+    inbox,
+    open_economy,
+    outbox,
+    rule,
+)
 from swarm.tools import show
 
 
 def view(economy: Economy) -> dict:
     """Everything that the model may know, and all that the scripted players see."""
     me, step, initial = economy.members[ME], economy.step, vars(economy.scenario)
-    mine = [t for t in economy.tasks.values() if t.holder == ME]
-    free = sorted(open_tasks(economy), key=lambda t: -t.bounty)
+    my_tasks = [t for t in economy.tasks.values() if t.holder == ME]
+    free_tasks = sorted(open_tasks(economy), key=lambda t: -t.bounty)
     # v0.1 has no appeal, and shows neither how the model's proposals ended nor recent events
     v02 = economy.scenario.version == "0.2"
+    customers = [d.counterparty for d in economy.interactions if d.accepted and d.initiator == ME]
     return {
         "version": economy.scenario.version,
         "step": step,
@@ -41,9 +52,9 @@ def view(economy: Economy) -> dict:
         "tasks": [
             {"id": t.id, "yours": t.holder == ME, "bounty": t.bounty, "difficulty": t.level}
             | {"deadline": t.deadline, "text": t.text}
-            for t in mine + free[:3]
+            for t in my_tasks + free_tasks[:3]
         ],
-        "more_tasks": len(free[3:]),
+        "more_tasks": len(free_tasks[3:]),
         "feed": [
             {"id": p.id, "author": p.author, "votes": sum(p.votes.values())}
             | {"voted": ME in p.votes, "text": show(p.text)}
@@ -59,16 +70,12 @@ def view(economy: Economy) -> dict:
                 "id": m.name,
                 "frozen": bool(m.frozen_at),
                 "proposed": economy.proposed_to[m.name] if v02 else 0,
-                "accepted": economy.accepted_by[m.name] if v02 else 0,
+                "accepted": customers.count(m.name) if v02 else 0,
             }
             for m in economy.members.values()
             if m.name != ME
         ],
-        "pending": [
-            {"id": p.id, "to": p.receiver}
-            for p in economy.proposals.values()
-            if p.proposer == ME and v02
-        ],
+        "pending": [{"id": p.id, "to": p.receiver} for p in outbox(economy, ME).values() if v02],
         "events": [
             f"step {at}: {text}" for at, text in economy.events[-3:] if step - at <= STEPS and v02
         ],

@@ -29,8 +29,8 @@ from env_letters import (
     write_reply,
 )
 from settings import DEV_SEEDS, Config, by_size, fill, sft_seeds, task_seeds
+from warm import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 N = 300  # seeds a tier
 
 # tier: (source, shortest, longest string, P(several letters), fewest, most letters, up to 26; the

@@ -56,9 +56,7 @@ PASS = write_call("pass_turn", {})
 
 def scenario(version: str = "0.2", bots=("honest", "honest"), **changes) -> Scenario:
     """Round numbers, nothing at random: no tax, no audits, no decay, the breaker at 10."""
-    numbers = (100.0, 0.0, 0.0, 1.0, 10.0, 1.0, 1.0)
-    plain = Scenario(0, "medium", version, "normal", tuple(bots), *numbers, None, "test")
-    return replace(plain, **changes)
+    return Scenario(0, "medium", version, "normal", tuple(bots), **{"dice": "test"} | changes)
 
 
 def economy(version: str = "0.2", bots=("honest", "honest"), **changes) -> eco.Economy:
@@ -705,34 +703,25 @@ def test_errors_cost_their_share_of_all_turns_times_the_penalty(version, turns, 
     assert env.score() == plain | {"reward": pytest.approx(plain["reward"] - 2.0 * errors / 25)}
 
 
-def test_a_cut_episode_is_scored_as_if_the_rest_had_been_passed():
-    env = Swarm("hard")
-    env.reset(4)
-    for _ in range(6):
-        env.step(env.expert_reply())
-    cut = env.score()
-    assert cut == env.score() and env.economy.step == 7
-    while not env.step(PASS)[1]:
-        pass
-    whole = env.score()
-    assert cut == whole | {"truncated": 1.0, "turns_used": 6} | {
-        name: cut[name] for name in ("used_pass_turn", "format")
-    }
-
-
-def test_a_text_ends_the_episode_if_it_is_asked_for():
-    ends, passes = Swarm(text_ends=True), Swarm()
-    for env in (ends, passes):
+@pytest.mark.parametrize("text_ends", [True, False])
+def test_an_episode_that_ends_early_is_scored_as_if_the_rest_had_been_passed(text_ends):
+    """A text ends it if text_ends is set; else it is cut."""
+    early, whole = Swarm("hard", text_ends=text_ends), Swarm("hard")
+    for env in (early, whole):
         env.reset(4)
-        env.step(POST)
-    assert ends.step("I am done.") == ([], True) == ends.step(POST)
-    assert not passes.step("I am done.")[1]
-    while not passes.step(PASS)[1]:
+        for _ in range(6):
+            env.step(env.expert_reply())
+    over = [env.step("I am done.")[1] for env in (early, whole)]
+    assert over == [text_ends, False]
+    if text_ends:
+        assert early.step(POST) == ([], True)  # too late to count
+    marks = early.score()
+    assert marks == early.score() and early.economy.step == 8 and len(early.log) == 7
+    while not whole.step(PASS)[1]:
         pass
-    short, long = ends.score(), passes.score()
-    assert (short["turns_used"], short["truncated"], len(ends.log)) == (1, 0, 2)
-    same = {name: long[name] for name in ("turns_used", "used_pass_turn", "format")}
-    assert short | same == long  # paid as if the rest had been passed
+    turns = {name: marks[name] for name in ("used_pass_turn", "format")}
+    turns |= {"turns_used": 6, "truncated": float(not text_ends)}
+    assert marks == whole.score() | turns
 
 
 def test_errors_are_counted_by_turn_and_by_episode_and_what_there_is_none_of_is_left_out():

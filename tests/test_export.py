@@ -17,8 +17,8 @@ from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bridges import export
 from policy import PICO, load_policy, plain_forward
+from warm import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXT = "Count the letters a and b in abcab. <think> a1"
 TINY = {
     "updates": 2, "num_tasks": 2, "k": 4, "eval_n": 4, "max_tokens": 64, "sft_steps": 3,

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from env_swarm import Swarm, play
 from swarm import governance as gov
 from swarm.economy import Interaction
 from swarm.governance import (
@@ -46,28 +45,16 @@ def test_the_proxy_by_hand():
 # ------------------------------------------------------------------------- the measures
 def test_the_measures_by_hand():
     deals = [deal(0.9), deal(0.7), deal(0.4), deal(0.3, False), deal(0.6, False)]
-    soft, hard = measures(deals), measures(deals, hard=True)
-    assert soft["acceptance"] == hard["acceptance"] == 0.6
-    assert soft["toxicity"] == pytest.approx(1 / 3) and hard["toxicity"] == pytest.approx(1 / 3)
-    assert soft["tail"] == pytest.approx(0.6) and hard["tail"] == 1
-    assert soft["quality_gap"] == pytest.approx(2 / 3 - 0.45)
-    assert hard["quality_gap"] == pytest.approx(2 / 3 - 1 / 2)
+    soft = {"acceptance": 3 / 5, "toxicity": 1 / 3, "tail": 0.6, "quality_gap": 2 / 3 - 0.45}
+    hard = {"acceptance": 3 / 5, "toxicity": 1 / 3, "tail": 1.0, "quality_gap": 2 / 3 - 1 / 2}
     # a deal is worth 5p - 3 to everybody
-    assert soft["welfare"] == pytest.approx(1.5 + 0.5 - 1.0)
-    assert hard["welfare"] == pytest.approx(2 + 2 - 3)
+    assert measures(deals) == pytest.approx(soft | {"welfare": 1.5 + 0.5 - 1.0})
+    assert measures(deals, hard=True) == pytest.approx(hard | {"welfare": 2 + 2 - 3})
     empty = measures([])  # nothing to average is NaN, and not 0
     assert empty.pop("welfare") == 0 and all(math.isnan(x) for x in empty.values())
     assert over([1.0, float("nan"), 3.0]).n == 2
     # adverse selection is a negative gap
     assert measures([deal(0.2), deal(0.8, False)])["quality_gap"] == pytest.approx(-0.6)
-
-
-def test_a_training_episode_gives_the_measures_the_environment_gives():
-    env = Swarm("hard")
-    marks = play(env, 5)
-    told = measures(env.economy.interactions)
-    assert told["toxicity"] == pytest.approx(marks["toxicity"])
-    assert told["quality_gap"] == pytest.approx(marks["quality_gap"])
 
 
 def test_thrash_counts_consecutive_decisions_on_one_agent():
