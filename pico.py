@@ -1,6 +1,6 @@
 """pico.py: RL on a language model, all in one file. The model learns to think first.
 
-    python pico.py        # 3 to 5 minutes on a CPU; needs torch and nothing else
+    python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. Pretraining gave it three habits:
@@ -16,7 +16,7 @@ above the mean of their group are made likelier. With seed 0 you will see
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
     update   1  reward 0.06  spells it out   5%  gradient 0.05
     …
-    update 150  reward 0.95  spells it out 100%  gradient 0.09
+    update 150  reward 0.97  spells it out 100%  gradient 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
 and its replies to one task. Update 1 earns 0.06 although 19% were right after SFT: an
@@ -45,8 +45,8 @@ from string import ascii_lowercase
 if __name__ == "__main__":  # torch takes seconds to load, so speak first
     print(
         "pico.py: by trial and error a small model learns to think before it answers.\n"
-        "3 to 5 minutes. First it loads torch and plays 256 tasks, to see what the\n"
-        "model can do before any training: 10 to 30 seconds.\n",
+        "Five minutes on a CPU. First it loads torch and plays 256 tasks, to see what\n"
+        "the model can do before any training: 10 to 30 seconds.\n",
         flush=True,
     )
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # not needed here
@@ -610,6 +610,6 @@ if __name__ == "__main__":
         )
     print(
         "\nNext: change one line of pico.py and run it again. Try K = 1 near the top,\n"
-        "or reward something else in reward_of. docs/pico.md shows one update's numbers.\n"
+        "or another reward in reward_of. docs/pico.md shows the tensors of an update.\n"
         "`make train` does the same by the book: faster, and with a report."
     )
