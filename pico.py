@@ -1,28 +1,31 @@
-"""pico.py: the whole story in one file. A language model finds out that thinking pays.
+"""pico.py: RL on a language model, all in one file. The model learns to think first.
 
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. It can answer at once, and be wrong. Or it can first spell the string out
-with a running tally, and be right. Pretraining showed it both, but the good one rarely.
-Nothing tells it which is better: it plays, each reply is scored, and replies that score
-above the mean of their group are made likelier.
+in a string. Pretraining gave it three habits:
 
-What you will see, with seed 0 and 256 development tasks:
+    it answers at once   <answer>{"a": 3, "q": 0}</answer>              mostly wrong
+    it states            <think> Let me count. a occurs 3 times, …      mostly wrong
+    it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
-    before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells   0%
-    after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells   0%
-    update   1  reward 0.06  spells   5%  gradient 0.05
+Nothing tells it which is best. It plays, each reply is scored, and replies that score
+above the mean of their group are made likelier. With seed 0 you will see
+
+    before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells it out   0%
+    after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
+    update   1  reward 0.06  spells it out   5%  gradient 0.05
     …
-    update 150  reward 0.95  spells 100%  gradient 0.09
-    after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells 100%
+    update 150  reward 0.97  spells it out 100%  gradient 0.04
+    after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
-and then the reward curve, drawn as text. Update 1 earns 0.06 although 19% were right
-after SFT: an evaluation takes the likeliest token each time, training draws tokens at
-random, and such replies are right less often. But 5% of them happen to spell. Replies
-that spell are right more often, so spelling becomes likelier.
+and its replies to one task. Update 1 earns 0.06 although 19% were right after SFT: an
+evaluation takes the likeliest token each time, training draws tokens at random, and
+such replies are right less often. But 5% of them happen to spell the string out. Those
+are right more often than the others, so spelling becomes likelier.
 
-    task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
+Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
+evaluation. The model and its tokenizer come last; RL does not depend on what is inside.
 
 The other .py files beside this one are "the book". The headline of each part below
 names the file that does the same faster, more safely and for more than one task.
@@ -34,33 +37,25 @@ import json
 import random
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase
 
+if __name__ == "__main__":  # torch takes seconds to load, so speak first
+    print(
+        "pico.py: by trial and error a small model learns to think before it answers.\n"
+        "Five minutes on a CPU. First it loads torch and plays 256 tasks, to see what\n"
+        "the model can do before any training: 10 to 30 seconds.\n",
+        flush=True,
+    )
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # not needed here
+
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-MODEL = Path(__file__).resolve().parent / "models" / "pico_base"
-DEVICE = "cpu"  # or "cuda"; "mps" on a Mac was not run
-
-# The model, as in its config.json.
-LAYERS = 4
-HEADS = 4  # query heads
-KV_HEADS = 2  # key and value heads: two query heads share one
-HEAD_DIM = 32
-EPS = 1e-6
-ROPE_BASE = 10_000.0
-
-# LoRA: a weight W stays frozen; what learns is a product B A of rank RANK, which is
-# added to it, times ALPHA / RANK.
-RANK = 32
-ALPHA = 64
-
-SFT_STEPS = 50
-SFT_BATCH = 8
-SFT_LR = 1e-4
-
+# ---------------------------------------------------------------- numbers to play with
 TASKS = 8  # per update
 # Samples per task. Try 1: there is nothing to compare with, every advantage is 0, and
 # nothing is learnt.
@@ -71,26 +66,21 @@ MAX_TOKENS = 320
 LR = 3e-4
 WARMUP = 5  # the rate rises over this many updates, …
 LR_END = 0.1  # … then falls to this share of LR
-CLIP = 0.2  # see grpo_loss; with one step per batch, as here, it does nothing
 MAX_NORM = 1.0  # a larger gradient is scaled down to this norm
+
+SFT_STEPS = 50
+SFT_BATCH = 8
+SFT_LR = 1e-4
+
+DEVICE = "cpu"  # or "cuda"; "mps" on a Mac was not run
 
 # A task is drawn from a seed. The ranges never overlap, so the model is never tested on
 # what it trained on. GRPO's tasks begin at 0.
 SFT_SEEDS = range(10**9, 10**9 + 100)
 DEV = range(2 * 10**9, 2 * 10**9 + 256)
 
-if not (MODEL / "model.safetensors").exists():
-    sys.exit(
-        f"pico.py: there is no model in {MODEL}; "
-        "run it inside a clone of the repository"
-    )
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5):
-    sys.exit(
-        f"pico.py: torch {torch.__version__} is too old; pip install --upgrade torch"
-    )
 
-
-# --------------------------------------------------------- task (book: env_letters.py)
+# ---------------------------------------------- task and reward (book: env_letters.py)
 def make_task(seed: int) -> tuple[str, dict[str, int]]:
     """(the question, the right answer: {letter: how often it occurs in the string})."""
     rng = random.Random(seed)
@@ -118,13 +108,6 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     return ask, {letter: text.count(letter) for letter in letters}
 
 
-def demonstration(counts: dict[str, int]) -> str:
-    """What SFT imitates: the form of a reply. It states counts without counting."""
-    stated = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
-    answer = json.dumps(counts)
-    return f"<think>\nLet me count. {stated}.\n</think>\n<answer>{answer}</answer>"
-
-
 def reward_of(counts: dict[str, int], reply: str) -> float:
     """1.0 if every count is right, else 0.0. Any reply is legal.
 
@@ -137,21 +120,233 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         return 0.0
     body = rest.partition("<answer>")[2].partition("</answer>")[0]
     try:
-        # An object is read as a tuple of pairs: {"a": 3, "a": 4} as
-        # (("a", 3), ("a", 4)).
-        # A dict would keep only the last. Lists stay lists, so a tuple is an object.
-        pairs = json.loads(body.strip(), object_pairs_hook=tuple)
+        answer = json.loads(body.strip(), object_pairs_hook=each_letter_once)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
-    if type(pairs) is not tuple or len(pairs) != len(counts):  # not an object
-        return 0.0
-    if any(type(n) is not int for _, n in pairs):  # to Python, true is 1
-        return 0.0
-    # There are as many pairs as letters. So if one came twice, another is missing.
-    return float(dict(pairs) == counts)
+    # To Python, true and 1.0 equal 1. They are not counts.
+    return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
-def spells(reply: str) -> bool:
+def each_letter_once(pairs: list[tuple]) -> dict:
+    """A JSON object. json would let {"a": 3, "a": 4} pass as {"a": 4}."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a letter was answered twice")
+    return dict(pairs)
+
+
+# ----------------------------------------------------------- the loop (book: train.py)
+def main(seed: int, updates: int) -> None:
+    """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
+    # Each update takes the next TASKS tasks; a seed has enough for 100,000 updates.
+    first = seed * 100_000 * TASKS
+    if not 0 <= first <= SFT_SEEDS[0] - updates * TASKS:
+        sys.exit("pico.py: --seed must be at least 0, and stop short of SFT's tasks")
+    torch.manual_seed(seed)
+    lora = new_lora()  # the weights that learn
+    ask, counts = make_task(DEV[-1])
+    print(f"One of the tasks: {ask}\nThe right answer: {json.dumps(counts)}\n")
+    evaluate(weights_of(lora), "before")
+    warm_up(lora, seed)
+    evaluate(weights_of(lora), "after SFT")
+    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # with fresh moments
+    curve = []
+    try:
+        for i in range(updates):
+            # 1 sample: K replies to each task, drawn token by token at random.
+            seeds = range(first + i * TASKS, first + (i + 1) * TASKS)
+            chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
+            groups = play(weights_of(lora), seeds, K, chance)
+
+            # 2 compare: how much better was each reply than the others of its group?
+            # Both are [TASKS, K].
+            rewards = torch.tensor([[e.reward for e in group] for group in groups])
+            advantages = advantages_of(rewards).to(DEVICE)
+
+            # 3 learn: the better ones become likelier, the worse ones less likely.
+            for group, advantage in zip(groups, advantages):
+                if advantage.any():  # else all did equally well: nothing to learn
+                    # weights_of again for each group: backward() frees its graph.
+                    loss = grpo_loss(weights_of(lora), group, advantage)
+                    # The mean over all TASKS · K replies: each group adds its part.
+                    (loss / rewards.numel()).backward()
+            norm = step(optimizer, lora, LR * schedule(i, updates, WARMUP, LR_END))
+
+            # 4 look.
+            spelt = [spells_it_out(e.text) for group in groups for e in group]
+            curve.append(rewards.mean().item())
+            print(
+                f"update {i + 1:3}  reward {curve[-1]:.2f}  "
+                f"spells it out {sum(spelt) / len(spelt):4.0%}  gradient {norm:.2f}",
+                flush=True,
+            )
+    except KeyboardInterrupt:
+        print("stopped early; what it has learnt so far:")
+    evaluate(weights_of(lora), "after GRPO")
+    draw_curve(curve)
+
+
+# ------------------------------------------------- advantage and loss (book: grpo.py)
+def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
+    """Rewards [G, k] -> advantages [G, k]: [1, 0, 0, 1] -> [+1, -1, -1, +1].
+
+    Zeros if all rewards of a group are equal: there is nothing to learn from it.
+    """
+    rewards = rewards.double()  # in float32 equal rewards can differ from their mean
+    centered = rewards - rewards.mean(1, keepdim=True)
+    advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
+    return advantages.float()
+
+
+def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
+    """A group's part of the loss: minus the sum over its replies of their mean gain.
+
+    main adds up the groups and divides by the number of replies. advantages [k].
+
+    The weights have not moved since the replies were drawn. With several steps per
+    batch they would, and the samples get old: grpo.py weighs each token by how much its
+    probability has changed, and clips that ratio. For fresh samples it is 1, and the
+    gradient is the one below.
+    """
+    logp, row_of = logprobs_of(weights, group)  # [M], [M]
+    gain = logp * advantages[row_of]  # [M]
+    # The mean over a reply's tokens: a long one weighs no more than a short one.
+    length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
+    return -(gain / length[row_of]).sum()
+
+
+def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of all M reply tokens: (the log-prob now [M], the number of its episode [M])."""
+    rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
+    ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
+    # Position t predicts token t + 1: the shift that everybody gets wrong once. After a
+    # prompt of 3 tokens, a reply of 2 is predicted at positions 2 and 3.
+    mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
+    for n, e in enumerate(episodes):
+        mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
+    no_pad = torch.zeros_like(ids[:, 0])  # padding comes last here: no reply sees it
+    logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
+    chosen = ids[:, 1:][mask]  # [M]
+    row_of = mask.nonzero()[:, 0]  # [M], the row of each True
+    return logp.gather(1, chosen[:, None])[:, 0], row_of
+
+
+def schedule(i: int, steps: int, warmup: float, end: float) -> float:
+    """The learning rate of step i, as a share of the highest.
+
+    It rises over the first `warmup` steps, and falls to `end` by the last.
+    """
+    return min((i + 1) / warmup, 1 - (1 - end) * i / steps)
+
+
+def step(optimizer, lora: dict, lr: float) -> float:
+    """One step of Adam; returns the norm of the gradient before it was clipped."""
+    optimizer.param_groups[0]["lr"] = lr
+    norm = torch.nn.utils.clip_grad_norm_(lora.values(), MAX_NORM).item()
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+# ------------------------------------------ sample (book: rollout.py, fast/sampler.py)
+@dataclass
+class Episode:
+    """One play of one task. We train on exactly the tokens that were sampled."""
+
+    prompt: list[int]
+    reply: list[int]  # token ids, the end-of-turn token included
+    text: str = ""
+    reward: float = 0.0
+
+
+@torch.no_grad()
+def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]]:
+    """k episodes of each task, [G][k].
+
+    chance [G · k, MAX_TOKENS]: uniform in [0, 1), one per token (see draw). None:
+    greedy, the likeliest token each time.
+    """
+    tasks = [make_task(seed) for seed in seeds]
+    prompts = [encode(CHAT.format(ask)) for ask, _ in tasks]
+    # Padded on the left, so that all replies begin in the same column.
+    rows = [torch.tensor(p) for p in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_side="left").to(DEVICE)  # [G, P]
+    longest = ids.shape[1]
+    pad = torch.tensor([longest - len(p) for p in prompts], device=DEVICE)  # [G]
+
+    # Each prompt is read once, in G rows, and then answered k times: B = G · k rows.
+    size = (LAYERS, 2, len(tasks), KV_HEADS, longest + MAX_TOKENS, HEAD_DIM)
+    cache = torch.zeros(size, device=DEVICE)
+    logp = forward(weights, ids, pad, cache=cache)  # [G, V]
+    logp = logp.repeat_interleave(k, 0)  # [B, V]
+    pad = pad.repeat_interleave(k)  # [B]
+    cache = cache.repeat_interleave(k, dim=2)  # G -> B
+
+    drawn = []  # a tensor [B] per step
+    done = torch.zeros_like(pad, dtype=torch.bool)  # [B]
+    for t in range(MAX_TOKENS):
+        if chance is None:
+            token = logp.argmax(-1)  # [B]
+        else:
+            token = draw(logp, chance[:, t])  # [B]
+        drawn.append(token)
+        # A finished row goes on until all are done; what it adds is cut off below.
+        done = done | (token == STOP)
+        if done.all():
+            break
+        logp = forward(weights, token[:, None], pad, cache=cache, start=longest + t)
+
+    episodes = []
+    for b, reply in enumerate(torch.stack(drawn, 1).tolist()):  # [B][t]
+        if STOP in reply:
+            reply = reply[: reply.index(STOP) + 1]
+        text = "".join(TEXTS[i] for i in reply if i != STOP)
+        _, counts = tasks[b // k]
+        reward = reward_of(counts, text)
+        episodes.append(Episode(prompts[b // k], reply, text, reward))
+    return [episodes[b : b + k] for b in range(0, len(episodes), k)]
+
+
+def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    """A token per row, [B], by inverting the cumulative distribution.
+
+    It is the first token whose cumulative probability exceeds `chance`.
+    logprobs [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too.
+    But from the same random numbers the book draws the same tokens.)
+    """
+    cdf = logprobs.exp().cumsum(-1)  # [B, V]
+    # The last sum is 1 up to rounding, so chance is scaled by it. If the target rounds
+    # up to that sum, searchsorted returns V; clamp then takes the last token.
+    target = chance[:, None] * cdf[:, -1:]
+    token = torch.searchsorted(cdf, target, right=True)[:, 0]
+    return token.clamp(max=cdf.shape[1] - 1)
+
+
+# ------------------------------ before and after the loop (book: sft.py, evaluate.py)
+def demonstration(counts: dict[str, int]) -> str:
+    """What SFT imitates: a reply's form. It states the counts, without counting."""
+    stated = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
+    answer = json.dumps(counts)
+    return f"<think>\nLet me count. {stated}.\n</think>\n<answer>{answer}</answer>"
+
+
+def warm_up(lora: dict, seed: int) -> None:
+    """SFT: make demonstrations likelier. It does not teach to spell it out."""
+    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
+    rng = random.Random(seed)
+    demos = []
+    for ask, counts in map(make_task, SFT_SEEDS):
+        prompt = encode(CHAT.format(ask))
+        reply = [*encode(demonstration(counts)), STOP]
+        demos.append(Episode(prompt, reply))
+    for i in range(SFT_STEPS):
+        batch = rng.sample(demos, SFT_BATCH)
+        logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
+        loss = -logp.mean()
+        loss.backward()
+        step(optimizer, lora, SFT_LR * schedule(i, SFT_STEPS, SFT_STEPS / 10, end=0))
+
+
+def spells_it_out(reply: str) -> bool:
     """Does it think letter by letter, "b a1 n1 a2"? We watch this; it earns nothing."""
     thought, _, rest = reply.rpartition("</think>")  # without one, thought is ""
     if "<think>" in rest:  # never closed: the whole reply is a thought
@@ -161,110 +356,61 @@ def spells(reply: str) -> bool:
     return 2 * len(steps) > len(items)
 
 
-# --------------------------------------------------------- tokens (book: policy.py)
-def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
-    """(the text of each token id, {piece: (its score, its id)}) from tokenizer.json.
-
-    A piece is a text that is one token. Its score is a log-probability: a unigram
-    tokenizer (Kudo 2018).
-    """
-    file = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
-    texts, scored = [], {}
-    for token_id, (piece, score) in enumerate(file["model"]["vocab"]):
-        scored[piece] = (score, token_id)
-        # <0x41> stands for the byte 0x41, an A. A byte that is only part of a
-        # character, such as each of the two of é, is shown as "�".
-        if re.fullmatch("<0x..>", piece):
-            piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
-        texts.append(piece)
-    # Tokens such as <think> are in vocab, too. Their score is set so high that they are
-    # never cut in two: all other scores are negative.
-    for token in file["added_tokens"]:
-        scored[token["content"]] = (10**6, token["id"])
-    return texts, scored
+def evaluate(weights: dict, stage: str) -> None:
+    """Play the development tasks greedily: how many are right, how sure is that?"""
+    episodes = [group[0] for group in play(weights, DEV, 1)]
+    n = len(episodes)
+    p = sum(e.reward for e in episodes) / n
+    low, high = interval_of(p, n)
+    spelt = sum(spells_it_out(e.text) for e in episodes) / n
+    print(
+        f"{stage:10}  exact {p:5.1%} [{low:5.1%}, {high:5.1%}]  n = {n}  "
+        f"spells it out {spelt:4.0%}\n"
+        f"Reward {episodes[-1].reward:.0f} for the reply: {episodes[-1].text}\n",
+        flush=True,
+    )
 
 
-TEXTS, SCORED = read_tokenizer()
-STOP = SCORED["<|im_end|>"][1]  # ends each turn; the policy must learn to write it, too
-# The prompt: the policy writes what follows.
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-LONGEST_PIECE = max(len(piece) for piece in SCORED)  # in characters
+def interval_of(p: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% interval (1927) for a share p of n tasks; it stays within [0, 1]."""
+    z2 = 1.96**2
+    center = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = (z2 * (p * (1 - p) / n + z2 / (4 * n * n))) ** 0.5 / (1 + z2 / n)
+    return center - half, center + half
 
 
-def encode(text: str) -> list[int]:
-    """Token ids: of all ways to cut the text into pieces, the one that scores highest.
-
-    A way's score is the sum over its pieces. The best way to cut the first n
-    characters is the best way to cut some beginning of them, then one last piece.
-    """
-    best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
-    for end in range(1, len(text) + 1):
-        ways = []  # to cut the first `end` characters, the longest last piece first
-        for begin in range(max(0, end - LONGEST_PIECE), end):
-            piece = text[begin:end]
-            if piece in SCORED:
-                score, token_id = SCORED[piece]
-                total, ids = best[begin]
-                ways.append((total + score, ids + [token_id]))
-        if not ways:  # the book falls back on bytes
-            raise ValueError(f"pico.py has no token for {text[end - 1]!r}")
-        best.append(max(ways, key=lambda way: way[0]))  # of equal scores the first
-    return best[-1][1]
+def draw_curve(rewards: list[float]) -> None:
+    """The mean reward of every ten updates, as a bar."""
+    for i in range(0, len(rewards), 10):
+        ten = rewards[i : i + 10]
+        mean = sum(ten) / len(ten)
+        print(f"updates from {i + 1:3}  {mean:4.2f} {'#' * round(50 * mean)}")
 
 
 # --------------------------------------------- model: Qwen3 and LoRA (book: policy.py)
-def read_weights() -> dict[str, torch.Tensor]:
-    """{name: weight} from a safetensors file.
+MODEL = Path(__file__).resolve().parent / "models" / "pico_base"
+if not (MODEL / "model.safetensors").exists():
+    sys.exit(
+        f"pico.py: there is no model in {MODEL}; "
+        "run it inside a clone of the repository"
+    )
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5):
+    sys.exit(
+        f"pico.py: torch {torch.__version__} is too old; pip install --upgrade torch"
+    )
 
-    The file: 8 bytes with the length of a JSON header, the header, then the numbers.
-    """
-    raw = bytearray((MODEL / "model.safetensors").read_bytes())
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
-    numbers = torch.frombuffer(raw[start:], dtype=torch.bfloat16)  # 2 bytes each
-    numbers = numbers.float().to(DEVICE)
-    weights = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]  # in bytes
-        weights[name] = numbers[begin // 2 : end // 2].view(entry["shape"])
-    return weights
+# As in its config.json.
+LAYERS = 4
+HEADS = 4  # query heads
+KV_HEADS = 2  # key and value heads: two query heads share one
+HEAD_DIM = 32
+EPS = 1e-6
+ROPE_BASE = 10_000.0
 
-
-BASE = read_weights()  # frozen
-
-
-def new_lora() -> dict[str, torch.Tensor]:
-    """The weights that learn: per linear layer A [r, in], random; B [out, r], zeros."""
-    shapes = {name: w.shape for name, w in BASE.items() if "_proj" in name}
-    lora = {}
-    for name, (n_out, n_in) in shapes.items():
-        lora[name + ".A"] = (2 * torch.rand(RANK, n_in) - 1) / n_in**0.5
-        lora[name + ".B"] = torch.zeros(n_out, RANK)  # the policy starts as the base
-    return {name: x.to(DEVICE).requires_grad_() for name, x in lora.items()}
-
-
-def weights_of(lora: dict) -> dict[str, torch.Tensor]:
-    """W + (alpha / r) · B A (Hu et al. 2021). Gradients flow through it to A and B."""
-    weights = dict(BASE)
-    for name in BASE:
-        if "_proj" in name:
-            change = lora[name + ".B"] @ lora[name + ".A"]  # [out, in]
-            weights[name] = BASE[name] + ALPHA / RANK * change
-    return weights
-
-
-def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): rotate pairs of dimensions of x [B, H, T, d] by `angle`.
-
-    Dimensions i and i + d/2 are a pair (l, r), which becomes (l cos - r sin,
-    r cos + l sin). angle [B, 1, T, d] grows with position, so attention sees how far
-    apart tokens are.
-    """
-    left, right = x.chunk(2, dim=-1)
-    swapped = torch.cat([-right, left], dim=-1)
-    return x * angle.cos() + swapped * angle.sin()
+# LoRA: a weight W stays frozen; what learns is a product B A of rank RANK, which is
+# added to it, times ALPHA / RANK.
+RANK = 32
+ALPHA = 64
 
 
 def forward(
@@ -300,25 +446,21 @@ def forward(
         x = linear(x, name).view(B, T, -1, HEAD_DIM)
         return x.transpose(1, 2)  # [B, heads, T, d]
 
-    # A token sees itself and what came before it. Padding sees only itself: a row of
-    # the mask without any True would make attention NaN. With T = 4 and pad = 2:
+    # What may a token see? With T = 4 and pad = 2:
     #
     #     key       0 1 2 3
-    #     query 0   x
-    #     query 1     x
+    #     query 0   x         padding: itself, as a row without any x would give NaN
+    #     query 1     x       padding
     #     query 2       x
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that a query may see: its row's first token, pad[b]. But padding
-    # sees only itself, so before pad[b] it is the query's own position: the smaller of
-    # the two. With T = 4 and pad = 2: 0, 1, 2, 2.
-    first_key = pad[:, None, None].minimum(positions)  # [B, T, 1]
+    first_key = pad[:, None, None].minimum(positions)  # [B, T, 1], above: 0, 1, 2, 2
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
     # The dimensions i and i + d/2 turn by position / ROPE_BASE^(2i/d).
-    exponents = torch.arange(0, HEAD_DIM, 2, device=DEVICE) / HEAD_DIM
-    inv_freq = ROPE_BASE**-exponents  # [d/2]
+    two_i = torch.arange(0, HEAD_DIM, 2, device=DEVICE)
+    inv_freq = ROPE_BASE ** -(two_i / HEAD_DIM)  # [d/2]
     angle = (positions - pad[:, None, None]) * inv_freq  # [B, T, d/2]
     angle = angle.repeat(1, 1, 2)[:, None]  # [B, 1, T, d]: both halves turn alike
 
@@ -349,253 +491,108 @@ def forward(
     return logits.log_softmax(-1)
 
 
-# ------------------------------------------ sample (book: rollout.py, fast/sampler.py)
-@dataclass
-class Episode:
-    """One play of one task. We train on exactly the tokens that were sampled."""
+def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """RoPE (Su et al. 2021): rotate pairs of dimensions of x [B, H, T, d] by `angle`.
 
-    prompt: list[int]
-    reply: list[int]  # token ids, the end-of-turn token included
-    logprobs: list[float]  # of each reply token, when it was drawn
-    text: str = ""
-    reward: float = 0.0
-
-
-def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """A token per row, [B], by inverting the cumulative distribution.
-
-    It is the first token whose cumulative probability exceeds `chance`.
-    logprobs [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too.
-    But from the same random numbers the book draws the same tokens.)
+    Dimensions i and i + d/2 are a pair (l, r), which becomes (l cos - r sin,
+    r cos + l sin). angle [B, 1, T, d] grows with position, so attention sees how far
+    apart tokens are.
     """
-    cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # The last sum is 1 up to rounding, so chance is scaled by it. If the target rounds
-    # up to that sum, searchsorted returns V; clamp then takes the last token.
-    target = chance[:, None] * cdf[:, -1:]
-    token = torch.searchsorted(cdf, target, right=True)[:, 0]
-    return token.clamp(max=cdf.shape[1] - 1)
+    left, right = x.chunk(2, dim=-1)
+    swapped = torch.cat([-right, left], dim=-1)
+    return x * angle.cos() + swapped * angle.sin()
 
 
-@torch.no_grad()
-def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]]:
-    """k episodes of each task, [G][k].
+def weights_of(lora: dict) -> dict[str, torch.Tensor]:
+    """W + (alpha / r) · B A (Hu et al. 2021). Gradients flow through it to A and B."""
+    weights = dict(BASE)
+    for name in BASE:
+        if "_proj" in name:
+            change = lora[name + ".B"] @ lora[name + ".A"]  # [out, in]
+            weights[name] = BASE[name] + ALPHA / RANK * change
+    return weights
 
-    chance [G · k, MAX_TOKENS]: uniform in [0, 1), one per token (see draw). None:
-    greedy, the likeliest token each time.
+
+def new_lora() -> dict[str, torch.Tensor]:
+    """The weights that learn: per linear layer A [r, in], random; B [out, r], zeros."""
+    shapes = {name: w.shape for name, w in BASE.items() if "_proj" in name}
+    lora = {}
+    for name, (n_out, n_in) in shapes.items():
+        lora[name + ".A"] = (2 * torch.rand(RANK, n_in) - 1) / n_in**0.5
+        lora[name + ".B"] = torch.zeros(n_out, RANK)  # the policy starts as the base
+    return {name: x.to(DEVICE).requires_grad_() for name, x in lora.items()}
+
+
+def read_weights() -> dict[str, torch.Tensor]:
+    """{name: weight} from a safetensors file.
+
+    The file: 8 bytes with the length of a JSON header, the header, then the numbers.
     """
-    tasks = [make_task(seed) for seed in seeds]
-    prompts = [encode(CHAT.format(ask)) for ask, _ in tasks]
-    # Padded on the left, so that all replies begin in the same column.
-    longest = max(len(p) for p in prompts)
-    padded = [[0] * (longest - len(p)) + p for p in prompts]
-    ids = torch.tensor(padded, device=DEVICE)  # [G, P]
-    pad = torch.tensor([longest - len(p) for p in prompts], device=DEVICE)  # [G]
-
-    # Each prompt is read once, in G rows, and then answered k times: B = G · k rows.
-    size = (LAYERS, 2, len(tasks), KV_HEADS, longest + MAX_TOKENS, HEAD_DIM)
-    cache = torch.zeros(size, device=DEVICE)
-    logp = forward(weights, ids, pad, cache=cache)  # [G, V]
-    logp = logp.repeat_interleave(k, 0)  # [B, V]
-    pad = pad.repeat_interleave(k)  # [B]
-    cache = cache.repeat_interleave(k, dim=2)  # G -> B
-
-    drawn, drawn_logp = [], []  # a tensor [B] each per step
-    done = torch.zeros_like(pad, dtype=torch.bool)  # [B]
-    for t in range(MAX_TOKENS):
-        if chance is None:
-            token = logp.argmax(-1)  # [B]
-        else:
-            token = draw(logp, chance[:, t])  # [B]
-        drawn.append(token)
-        drawn_logp.append(logp.gather(1, token[:, None])[:, 0])
-        # A finished row goes on until all are done; what it adds is cut off below.
-        done = done | (token == STOP)
-        if done.all():
-            break
-        logp = forward(weights, token[:, None], pad, cache=cache, start=longest + t)
-
-    tokens = torch.stack(drawn, 1).tolist()  # [B][t]
-    logprobs = torch.stack(drawn_logp, 1).tolist()  # [B][t]
-    groups = []
-    for g, (_, counts) in enumerate(tasks):
-        group = []
-        for b in range(g * k, g * k + k):
-            reply = tokens[b]
-            if STOP in reply:
-                reply = reply[: reply.index(STOP) + 1]
-            text = "".join(TEXTS[i] for i in reply if i != STOP)
-            old = logprobs[b][: len(reply)]
-            reward = reward_of(counts, text)
-            group.append(Episode(prompts[g], reply, old, text, reward))
-        groups.append(group)
-    return groups
+    raw = bytearray((MODEL / "model.safetensors").read_bytes())
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    header.pop("__metadata__", None)
+    numbers = torch.frombuffer(raw, dtype=torch.bfloat16, offset=start)  # 2 bytes each
+    weights = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]  # in bytes
+        weight = numbers[begin // 2 : end // 2].view(entry["shape"])
+        weights[name] = weight.float().to(DEVICE)
+    return weights
 
 
-# ------------------------------------------------- advantage and loss (book: grpo.py)
-def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
-    """Rewards [G, k] -> advantages [G, k]: [1, 0, 0, 1] -> [+1, -1, -1, +1].
+BASE = read_weights()  # frozen
 
-    Zeros if all rewards of a group are equal: there is nothing to learn from it.
+
+# --------------------------------------------------------- tokens (book: policy.py)
+def encode(text: str) -> list[int]:
+    """Token ids: of all ways to cut the text into pieces, the one that scores highest.
+
+    A way's score is the sum over its pieces. The best way to cut the first n
+    characters is the best way to cut some beginning of them, then one last piece.
     """
-    # float64, in which the mean of equal rewards is exact. In float32 seven rewards of
-    # 0.7 have a mean a little beside 0.7, and divided by a std near 0 that is an
-    # advantage of 0.06. (0 and 1 would not need it.)
-    rewards = rewards.double()
-    centered = rewards - rewards.mean(1, keepdim=True)
-    advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
-    return advantages.float()
+    best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
+    for end in range(1, len(text) + 1):
+        ways = []  # to cut the first `end` characters, the longest last piece first
+        for begin in range(max(0, end - LONGEST_PIECE), end):
+            piece = text[begin:end]
+            if piece in SCORED:
+                score, token_id = SCORED[piece]
+                total, ids = best[begin]
+                ways.append((total + score, ids + [token_id]))
+        if not ways:  # the book falls back on bytes
+            raise ValueError(f"pico.py has no token for {text[end - 1]!r}")
+        best.append(max(ways, key=lambda way: way[0]))  # of equal scores the first
+    return best[-1][1]
 
 
-def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of all M reply tokens: (the log-prob now [M], the number of its episode [M])."""
-    rows = [e.prompt + e.reply for e in episodes]
-    T = max(len(row) for row in rows)
-    padded = [row + [0] * (T - len(row)) for row in rows]
-    ids = torch.tensor(padded, device=DEVICE)  # [N, T]
-    # Position t predicts token t + 1: the shift that everybody gets wrong once. After a
-    # prompt of 3 tokens, a reply of 2 is predicted at positions 2 and 3.
-    mask = torch.zeros(len(rows), T - 1, dtype=torch.bool, device=DEVICE)  # [N, T-1]
-    for n, e in enumerate(episodes):
-        mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    no_pad = torch.zeros_like(ids[:, 0])  # padding comes last here: no reply sees it
-    logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
-    chosen = ids[:, 1:][mask]  # [M]
-    row_of = mask.nonzero()[:, 0]  # [M], the row of each True
-    return logp.gather(1, chosen[:, None])[:, 0], row_of
+def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
+    """(the text of each token id, {piece: (its score, its id)}) from tokenizer.json.
 
-
-def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """A group's part of the loss: minus the sum over its replies of their mean gain.
-
-    main adds up the groups and divides by the number of replies. advantages [k]. The
-    value is near 0, because the advantages of a group cancel out; the gradient is not.
+    A piece is a text that is one token. Its score is a log-probability: a unigram
+    tokenizer (Kudo 2018).
     """
-    logp, row_of = logprobs_of(weights, group)  # [M], [M]
-    when_drawn = [x for e in group for x in e.logprobs]  # row after row, as logp
-    old_logp = torch.tensor(when_drawn, device=DEVICE)  # [M]
-    advantage = advantages[row_of]  # [M]
-    # The token's probability now, over that when it was drawn. The weights have not
-    # moved since, so its value is 1 and the clip does nothing. Its gradient is that of
-    # logp: d exp(x) = exp(x) dx. With several steps per batch the ratio leaves 1, and
-    # the clip stops it from going far.
-    ratio = (logp - old_logp).exp()  # [M]
-    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-    # The minimum removes the gradient in two cases only: a good token that is already
-    # likely enough (ratio > 1 + CLIP), and a bad one that is already unlikely enough
-    # (ratio < 1 - CLIP).
-    gain = torch.minimum(ratio * advantage, clipped * advantage)  # [M]
-    # The mean over a reply's tokens: a long one weighs no more than a short one.
-    length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
-    return -(gain / length[row_of]).sum()
+    file = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    texts, scored = [], {}
+    for token_id, (piece, score) in enumerate(file["model"]["vocab"]):
+        scored[piece] = (score, token_id)
+        # <0x41> stands for the byte 0x41, an A. A byte that is only part of a
+        # character, such as each of the two of é, is shown as "�".
+        if re.fullmatch("<0x..>", piece):
+            piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
+        texts.append(piece)
+    # Tokens such as <think> are in vocab, too. Their score is set so high that they are
+    # never cut in two: all other scores are negative.
+    for token in file["added_tokens"]:
+        scored[token["content"]] = (10**6, token["id"])
+    return texts, scored
 
 
-def step(optimizer, lora: dict, lr: float) -> float:
-    """One step of Adam; returns the norm of the gradient before it was clipped."""
-    optimizer.param_groups[0]["lr"] = lr
-    norm = torch.nn.utils.clip_grad_norm_(lora.values(), MAX_NORM).item()
-    optimizer.step()
-    optimizer.zero_grad()
-    return norm
-
-
-# ----------------------------------------- loop (book: sft.py, train.py, evaluate.py)
-def interval_of(p: float, n: int) -> tuple[float, float]:
-    """Wilson's 95% interval (1927) for a share p of n tasks; it stays within [0, 1]."""
-    z2 = 1.96**2
-    center = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = (z2 * (p * (1 - p) / n + z2 / (4 * n * n))) ** 0.5 / (1 + z2 / n)
-    return center - half, center + half
-
-
-def evaluate(weights: dict, stage: str) -> None:
-    """Play the development tasks greedily: how many are right, how sure is that?"""
-    episodes = [group[0] for group in play(weights, DEV, 1)]
-    n = len(episodes)
-    p = sum(e.reward for e in episodes) / n
-    low, high = interval_of(p, n)
-    spelt = sum(spells(e.text) for e in episodes) / n
-    exact = f"exact {p:5.1%} [{low:5.1%}, {high:5.1%}]"
-    print(f"{stage:10}  {exact}  n = {n}  spells {spelt:4.0%}", flush=True)
-
-
-def warm_up(lora: dict, seed: int) -> None:
-    """SFT: make demonstrations likelier. It teaches a reply's form, not to spell."""
-    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
-    rng = random.Random(seed)
-    demos = []
-    for ask, counts in map(make_task, SFT_SEEDS):
-        prompt = encode(CHAT.format(ask))
-        reply = [*encode(demonstration(counts)), STOP]
-        demos.append(Episode(prompt, reply, logprobs=[]))  # it was never played
-    for i in range(SFT_STEPS):
-        batch = rng.sample(demos, SFT_BATCH)
-        logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
-        loss = -logp.mean()
-        loss.backward()
-        rise = (i + 1) / (SFT_STEPS / 10)
-        fall = 1 - i / SFT_STEPS
-        step(optimizer, lora, SFT_LR * min(rise, fall))
-
-
-def draw_curve(rewards: list[float], height: int = 10, width: int = 60) -> None:
-    """The mean reward over the updates, as text."""
-    n = min(width, len(rewards))
-    if n < 2:
-        return
-    edges = [round(i * len(rewards) / n) for i in range(n + 1)]  # of n pieces
-    pieces = [rewards[a:b] for a, b in zip(edges, edges[1:])]
-    means = [sum(piece) / len(piece) for piece in pieces]
-    print("reward")
-    for level in range(height, 0, -1):
-        bar = "".join("#" if height * m >= level - 0.5 else " " for m in means)
-        print(f"  {level / height:3.1f} |{bar}")
-    print(f"      +{'-' * n} {len(rewards)} updates")
-
-
-def main(seed: int, updates: int) -> None:
-    torch.manual_seed(seed)
-    lora = new_lora()
-    evaluate(weights_of(lora), "before")
-    warm_up(lora, seed)
-    evaluate(weights_of(lora), "after SFT")
-    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # with fresh moments
-    curve = []
-    try:
-        for i in range(updates):
-            # 1 sample: K replies to each of the next TASKS tasks. --seed s owns those
-            # from s · 100,000 · TASKS on; after 1,250 seeds they begin again at 0.
-            first_seed = ((seed * 100_000 + i) * TASKS) % 10**9
-            seeds = range(first_seed, first_seed + TASKS)
-            chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
-            groups = play(weights_of(lora), seeds, K, chance)
-
-            # 2 compare: how much better was each reply than the others of its group?
-            paid = [[e.reward for e in group] for group in groups]
-            rewards = torch.tensor(paid)  # [TASKS, K]
-            advantages = advantages_of(rewards).to(DEVICE)  # [TASKS, K]
-
-            # 3 learn: the better ones become likelier, the worse ones less likely.
-            for group, advantage in zip(groups, advantages):
-                if advantage.any():  # else all did equally well: nothing to learn
-                    # W + B A is computed for each group: backward() frees its graph.
-                    loss = grpo_loss(weights_of(lora), group, advantage)
-                    # The mean over all TASKS · K replies: each group adds its part.
-                    (loss / rewards.numel()).backward()
-            rise = (i + 1) / WARMUP
-            fall = 1 - (1 - LR_END) * i / updates
-            norm = step(optimizer, lora, LR * min(rise, fall))
-
-            # 4 look.
-            texts = [e.text for g in groups for e in g]
-            spelt = sum(spells(text) for text in texts) / len(texts)
-            mean = rewards.mean().item()
-            curve.append(mean)
-            line = f"reward {mean:.2f}  spells {spelt:4.0%}  gradient {norm:.2f}"
-            print(f"update {i + 1:3}  {line}", flush=True)
-    except KeyboardInterrupt:
-        print("stopped early; what it has learnt so far:")
-    evaluate(weights_of(lora), "after GRPO")
-    draw_curve(curve)
+TEXTS, SCORED = read_tokenizer()
+STOP = SCORED["<|im_end|>"][1]  # ends each turn; the policy must learn to write it, too
+# The prompt: the policy writes what follows.
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+LONGEST_PIECE = max(len(piece) for piece in SCORED)  # in characters
 
 
 if __name__ == "__main__":
@@ -611,3 +608,8 @@ if __name__ == "__main__":
             "pico.py: out of memory; "
             "lower TASKS, or shorten DEV, at the top of the file"
         )
+    print(
+        "\nNext: change one line of pico.py and run it again. Try K = 1 near the top,\n"
+        "or another reward in reward_of. docs/pico.md shows the tensors of an update.\n"
+        "`make train` does the same by the book: faster, and with a report."
+    )
