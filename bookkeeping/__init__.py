@@ -1,8 +1,7 @@
 """What a run leaves: its folder, checkpoints, symptoms, reports, pages and comparisons.
 
-Nothing here affects what a run learns, except for defaults (presets.py) and a curriculum's level
-(run.py).
+Nothing here affects what a run learns, but for a mistake that --break makes on purpose (failures.py).
 
-It may import `fast/`, the chapters except train.py, and, in behaviour.py alone, the swarm. It never
-imports `lab/`, `learn/` or `bridges/`.
+It may import `fast/`, the chapters, and, in behaviour.py alone, the swarm. No chapter imports it:
+train.py plugs it in.
 """

@@ -1,4 +1,8 @@
-"""The same numbers, sooner: fast/ changes how long an update takes, and never its gradient."""
+"""The same numbers, sooner: how long an update takes, and never the gradient of its episodes.
+
+(Two exceptions: batches sampled ahead are older, and bfloat16 rounds.) It may import the chapters.
+No chapter imports it: train.py plugs it in.
+"""
 
 import os
 

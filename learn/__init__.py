@@ -1,5 +1,4 @@
-"""After reading: exercises that you write and a judge checks, and runs broken on purpose.
+"""After reading: exercises that you write and a judge checks; the loop without speed and records.
 
-It may import any chapter, fast/, swarm/ and bookkeeping/. Nothing imports it but the command line,
-when `--break` is given.
+It may import any chapter and swarm/. Nothing imports it. `loop.py` is where a forker starts.
 """

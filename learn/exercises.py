@@ -168,7 +168,7 @@ def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -
 
         log_ratio log [0.8, 0.5, 3], row [0, 0, 1], cap 2  ->  [0.4, 0.4, 2]
 
-    The real one: fast.batches.importance_weights; look after you have tried.
+    The real one: grpo.importance_weights; look after you have tried.
     Question: each of 1,000 tokens is 1% less likely than when it was sampled. What would their
     weights be token by token, and what are they here?
     """
@@ -184,7 +184,7 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
         p 0.5, reference 0.25: r = 0.5  ->  0.5 + 0.693 - 1 = 0.193          p = reference  ->  0
 
-    The real one: fast.batches.k3; look after you have tried.
+    The real one: grpo.k3; look after you have tried.
     Question: k1 = log p - log p_reference has the right mean too. Why not put that into the loss?
     """
     raise NotImplementedError

@@ -218,7 +218,7 @@ class InProcess(vf.Harness[InProcessConfig]):
         system, _ = self.resolve_prompt(data)
         talk = [{"role": "system", "content": system}] if system else []
         talk += env.reset(data.seed)
-        # As policy.render does for a chat template that leaves tools out. A renderer shows its
+        # As chat.render does for a chat template that leaves tools out. A renderer shows its
         # template, but a chat server does not: there you have to say so (tools_as_text).
         model = getattr(ctx.client, "renderer_model_name", None)
         template = chat.read_template(tokenizer_of(model)) if model else chat.QWEN

@@ -70,7 +70,7 @@ def test_two_processes_train_on_our_episodes(run):
     assert one["processes"] == 2 and one["weights"] == other["weights"] and one["moved"] > 0
     cfg = settings.Config(env=env, reward="partial" if env == "letters" else "binary")
     refusals.check(cfg)
-    settings.fill_in_defaults(cfg, 1e6, "a small model")  # in swarm it pays for its errors
+    cfg = settings.complete(cfg, 1e6, "", {})  # in swarm it pays for its errors
     policy = load_policy(str(PICO_SWARM if env == "swarm" else PICO), 0, 64, "cpu")
     make_env, turns, rewards = partial(settings.make_env, cfg, cfg.difficulty), set(), set()
     for told in [e for rank in ranks for e in rank["episodes"]]:
