@@ -22,8 +22,7 @@ from threading import Event
 import torch
 from tqdm import tqdm
 
-import metrics
-from bookkeeping import doctor, records, report
+from bookkeeping import doctor, records, report, settled
 from bookkeeping import folder as run_folder
 from fast import parallel
 from fast.ahead import SECONDS
@@ -204,7 +203,7 @@ class Run:
     def climb(self) -> None:
         """One level up if this one is surely good enough (settings.promote_of)."""
         measure, enough = promote_of(self.cfg.env)
-        if metrics.passed(self.rewards(measure), enough):
+        if settled.passed(self.rewards(measure), enough):
             levels = levels_of(self.cfg.env)
             self.state.level = levels[levels.index(self.state.level) + 1]
 
@@ -214,7 +213,7 @@ class Run:
         if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
             return True
         waits = cfg.until_converged if done >= cfg.updates else cfg.stop_when_settled
-        return waits and metrics.present_trend(self.rewards()).settled
+        return waits and settled.present_trend(self.rewards()).settled
 
     def log_sft(self, found: dict) -> None:
         """Record what sft() returns: each step's loss, and how many tokens were shown."""
