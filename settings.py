@@ -49,7 +49,7 @@ class Config:
     difficulty: int | str | None = None
     # start at the easiest level and go up to --difficulty; the next level begins when
     # results on this one are surely good enough (letters: 75% exact; swarm: a reward of
-    # 1), which takes longer if they are noisy (metrics.passed)
+    # 1), which takes longer if they are noisy (bookkeeping/settled.py)
     curriculum: bool = False
     # letters: binary pays only exact answers; partial pays every right letter
     reward: str = "binary"
@@ -92,8 +92,9 @@ class Config:
 
     # batches that GRPO samples and trains on; by model size and environment
     updates: int | None = None
-    # after --updates, go on until the training reward has settled (metrics.trend), at
-    # most to --max-updates; the learning rate stays at its last value
+    # after --updates, go on until the training reward has settled
+    # (bookkeeping/settled.py), at most to --max-updates; the learning rate stays at its
+    # last value
     until_converged: bool = False
     stop_when_settled: bool = False  # stop before --updates if it has settled already
     max_updates: int = 400  # the most updates of a run with --until-converged
@@ -419,7 +420,7 @@ OF_ENVIRONMENTS = {
 }
 # The levels of a curriculum, the easiest first.
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
-# It goes up when this measure is surely this high (metrics.passed).
+# It goes up when this measure is surely this high (bookkeeping/settled.py).
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 
 

@@ -32,7 +32,7 @@ import numpy as np
 import tyro
 
 import metrics
-from bookkeeping import doctor, records
+from bookkeeping import doctor, records, settled
 from bookkeeping.tables import (
     average,
     called,
@@ -306,11 +306,11 @@ def training_reward(lines: list[dict]) -> str:
     rewards, level = [line["reward"] for line in lines], lines[-1].get("level")
     recent = [line["reward"] for line in lines if line.get("level") == level]
     at = f", at level {level}" if len(recent) < len(lines) else ""
-    now = metrics.level(metrics.present(recent))
+    now = metrics.level(settled.present(recent))
     return (
         f"Update by update: {metrics.distribution(rewards)}. Now{at}: {now.text(2)}, the mean of "
         f"the last {now.n} updates, as many as describe the present. "
-        f"Has it settled{at}? {metrics.present_trend(recent).sentence.capitalize()}."
+        f"Has it settled{at}? {settled.present_trend(recent).sentence.capitalize()}."
     )
 
 

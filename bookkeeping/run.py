@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import metrics
 from batch import collate
-from bookkeeping import doctor, records, report
+from bookkeeping import doctor, records, report, settled
 from bookkeeping import folder as run_folder
 from evaluate import eval_line, eval_sets, headline, summarize, without_failed
 from fast import parallel
@@ -212,7 +212,7 @@ class Run:
         measure, enough = promote_of(cfg.env)
         if not cfg.curriculum or level == cfg.difficulty:
             return level
-        if not metrics.passed(self.rewards(measure), enough):
+        if not settled.passed(self.rewards(measure), enough):
             return level
         levels = levels_of(cfg.env)
         return levels[levels.index(level) + 1]
@@ -223,7 +223,7 @@ class Run:
         if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
             return True
         waits = cfg.until_converged if done >= cfg.updates else cfg.stop_when_settled
-        return waits and metrics.present_trend(self.rewards()).settled
+        return waits and settled.present_trend(self.rewards()).settled
 
     def log_sft(self, found: dict) -> None:
         """Record what sft() returns: each step's loss, and how many tokens were shown."""

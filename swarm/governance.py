@@ -33,7 +33,7 @@ results):
               against those who proposed to them, three times or more, at a mean p below 0.5
 
 Welfare is the true one, per possible deal: 1.5 if all are honest and every deal is accepted, 0 if
-none is. A run goes on until welfare and acceptance have settled (metrics.trend). It has collapsed
+none is. A run goes on until welfare and acceptance have settled (metrics.flat). It has collapsed
 if the welfare of its last ten epochs is 0 or less. Every governance meets the same luck at the same
 seed, so differences between them are paired.
 
@@ -279,8 +279,8 @@ def call_council(series: list[float], watch: Watch, epochs_since: int) -> bool:
     The step has to be four standard errors. A kind proxy calls at most every five epochs: it takes
     time to see whether a meeting helped.
     """
-    stepped = len(metrics.cuts(np.array(series), 4.0)) > 1
-    return stepped or (epochs_since >= 5 and too_kind(watch))
+    height, _ = metrics.biggest_step(np.array(series))
+    return height > 4 or (epochs_since >= 5 and too_kind(watch))
 
 
 def outvoted(ballots: dict[str, set[str]]) -> list[str]:
@@ -471,7 +471,7 @@ class Run:
 
     def settled(self) -> bool:
         """Welfare and acceptance move by less than 0.1 in ten epochs; a good deal is worth 1.5."""
-        still = lambda x: metrics.trend(x, tolerance=0.1, shortest=20).settled
+        still = lambda x: metrics.flat(np.array(x), tolerance=0.1, shortest=20)[0]
         return all(np.ptp(x) == 0 or still(x) for x in (self.welfare, self.accepted))
 
     def numbers(self) -> dict[str, float]:

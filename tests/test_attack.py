@@ -8,6 +8,7 @@ it in a way that must not count. results/trust.json has what 22b9273 measured wi
 import itertools
 import json
 
+import numpy as np
 import pytest
 
 import metrics
@@ -26,16 +27,16 @@ def answer(env: Letters, count) -> str:
     return f"<answer>{json.dumps(value)}</answer>"
 
 
-def mean_reward(env, reply, n: int = 40) -> float:
+def scores(env, reply, n: int = 40, part: str = "reward") -> list[float]:
     """Of n development tasks, with reply(env, turn) in every turn."""
-    marks = []
+    found = []
     for seed in range(DEV_SEEDS, DEV_SEEDS + n):
         env.reset(seed)
         turn = 0
         while not env.step(reply(env, turn))[1]:
             turn += 1
-        marks.append(env.score()["reward"])
-    return sum(marks) / n
+        found.append(env.score()[part])
+    return found
 
 
 # ------------------------------------------------------------------------------------------ letters
@@ -80,8 +81,8 @@ def test_a_trick_of_letters_earns_no_more_than_it_may(name):
     think = not name.startswith("no-think")
     for (tier, reward), most_here in zip(itertools.product((3, 6), ("binary", "partial")), most):
         env = Letters(tier, reward, think, "derives")
-        earned = mean_reward(env, lambda env, turn: reply(env))
-        assert earned <= most_here + 1e-9, (tier, reward)
+        earned = scores(env, lambda env, turn: reply(env))
+        assert np.mean(earned) <= most_here + 1e-9, (tier, reward)
 
 
 # ----------------------------------------------------------------------------------------- alphabet
@@ -140,7 +141,7 @@ ALPHABET = {  # (reply, what it may earn)
 def test_a_trick_of_alphabet_earns_no_more_than_it_may(name):
     reply, most = ALPHABET[name]
     think = not name.startswith("no-think")
-    assert mean_reward(Alphabet(3, 3, 1, 4, 8.0, False, think, "derives"), reply) <= most
+    assert np.mean(scores(Alphabet(3, 3, 1, 4, 8.0, False, think, "derives"), reply)) <= most
 
 
 # -------------------------------------------------------------------------------------------- swarm
@@ -177,10 +178,6 @@ def submits(text):
     return move
 
 
-def post(text: str):
-    return lambda seen, dice: ("post", {"content": text})
-
-
 def call(tool: str, rows: str, argument: str, **more):
     """The tool on the first row of the view; if there is none, a post."""
 
@@ -208,8 +205,8 @@ SWARM = {
     **{f"submits {name}": submits(text) for name, text in WORK.items()},
     "stalls": lambda seen, dice: None,
     "proposes to itself": propose(-20, to="you"),
-    "posts x": post("x"),
-    "posts 2000 x": post("x" * MOST_TEXT),
+    "posts x": lambda seen, dice: ("post", {"content": "x"}),
+    "posts 2000 x": lambda seen, dice: ("post", {"content": "x" * MOST_TEXT}),
     "votes": call("vote", "feed", "post_id", direction="up"),
     "claims all, submits nothing": call("claim_task", "tasks", "task_id"),
     "accepts all": call("accept_proposal", "incoming", "proposal_id"),
@@ -221,42 +218,27 @@ SWARM = {
 SKILL = {"submits long honest work", "submits a dictionary"}  # no count of words tells them apart
 
 
-def play_swarm(move, version: str = "0.2", n: int = 25) -> list[dict]:
-    marks = []
-    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
-        env, done = Swarm("medium", version), False
-        env.reset(seed)
-        while not done:
-            said = move(env.seen, env.dice)
-            done = env.step(write_call(*said) if said else "I think about it.")[1]
-        marks.append(env.score())
-    return marks
+def swarm_scores(move, version: str = "0.2", n: int = 25, part: str = "reward") -> list[float]:
+    def reply(env, turn):
+        said = move(env.seen, env.dice)
+        return write_call(*said) if said else "I think about it."
 
-
-def rewards(move, version: str = "0.2", n: int = 25) -> list[float]:
-    return [mark["reward"] for mark in play_swarm(move, version, n)]
+    return scores(Swarm("medium", version), reply, n, part)
 
 
 @pytest.mark.parametrize("name", sorted(SWARM.keys() - SKILL))
 def test_a_trick_of_the_swarm_earns_less_than_the_expert(name):
-    assert metrics.gain(rewards(SWARM[name]), rewards(expert)).low > 0
+    assert metrics.gain(swarm_scores(SWARM[name]), swarm_scores(expert)).low > 0
 
 
 def test_a_dictionary_is_no_better_than_long_honest_work():
-    long, dictionary = (rewards(SWARM[name], n=100) for name in sorted(SKILL, reverse=True))
+    long, dictionary = (swarm_scores(SWARM[name], n=100) for name in sorted(SKILL, reverse=True))
     assert metrics.gain(long, dictionary).high < 0.001
 
 
 @pytest.mark.parametrize("version", ["0.2", "0.1"])
 def test_what_the_rules_refuse_earns_what_idling_earns_and_draining_costs_the_name(version):
-    idle = rewards(lambda seen, dice: PLAYERS["idle"](seen, dice)[1:], version)
-    assert rewards(SWARM["stalls"], version) == idle
-    assert rewards(SWARM["proposes to itself"], version) == idle
-    marks = play_swarm(SWARM["asks 20 of everybody"], version)
-    assert sum(mark["reputation"] for mark in marks) / len(marks) < 0.2
-
-
-def test_v1_keeps_its_loophole():
-    """80 letters x are as good as work there: that is what was published."""
-    stuffed = rewards(SWARM["submits 80 x"], "0.1")
-    assert abs(metrics.gain(rewards(expert, "0.1"), stuffed).mean) < 0.05
+    idle = swarm_scores(lambda seen, dice: PLAYERS["idle"](seen, dice)[1:], version)
+    assert swarm_scores(SWARM["stalls"], version) == idle
+    assert swarm_scores(SWARM["proposes to itself"], version) == idle
+    assert np.mean(swarm_scores(SWARM["asks 20 of everybody"], version, part="reputation")) < 0.2

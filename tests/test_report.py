@@ -9,7 +9,7 @@ import pytest
 
 import made_up
 import metrics
-from bookkeeping import records, report, tables
+from bookkeeping import records, report, settled, tables
 from helpers import write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
 
@@ -123,10 +123,10 @@ def test_every_number_of_the_report_follows_from_the_run(run):
         assert cells["derives"] == f"{np.mean([x['habit_derives'] for x in block]):.3g}"
     assert dict(rows(text, "Config"))["k"] == "8"
     rewards = [line["reward"] for line in lines]
-    now = metrics.level(rewards[-metrics.adaptive_window(rewards) :])
+    now = metrics.level(rewards[-settled.adaptive_window(rewards) :])
     assert f"Now: {now.text(2)}, the mean of the last {now.n} updates" in text
     assert (
-        metrics.present_trend(rewards).sentence[1:] in text
+        settled.present_trend(rewards).sentence[1:] in text
         and f"peak of {max(rewards):.2f}" in text
     )
     for fact in ("SFT loss: 3.25 → 0.50", "10.0 minutes: rollout 4.0", "waits: 57% of", "1.23 GB"):

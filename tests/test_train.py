@@ -360,11 +360,12 @@ def test_an_environment_of_ones_own_can_have_levels_and_climb_them(tmp_path):
 )
 def test_a_run_goes_on_until_the_reward_has_settled_or_stops_then(tmp_path, flags, updates):
     code = """
-import dataclasses, metrics
-real = metrics.trend
+import dataclasses
+from bookkeeping import settled
+real = settled.trend
 def trend(values):  # settles after the sixth update
     return dataclasses.replace(real(values), settled=len(values) >= 6)
-metrics.trend = trend
+settled.trend = trend
 """
     flags = [*flags, "--eval-n", 2, "--sft-steps", 0]
     done = script(code, *ONE_TIER, *flags, "--runs", tmp_path, "--name", "c")
