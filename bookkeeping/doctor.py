@@ -26,8 +26,8 @@ is not a number does, where it arises, before it can reach a checkpoint.
     two distributions    mismatch            3    another temperature, top-k or top-p in the sampler
     uncorrected          ratio, mismatch     3    --importance none with samples of old policies
 
-Most of the last eight are mistakes in the code around a run; bookkeeping/failures.py makes each of them
-on purpose. (A ninth, `template`, is found in the prompts themselves: refusals.prompt_warnings.)
+Most of the last eight are mistakes in the code around a run; bookkeeping/failures.py makes each on
+purpose. (A ninth, `template`, is found in the prompts themselves: refusals.prompt_warnings.)
 
 After every evaluation the doctor checks evals.jsonl (EVALUATED), where tasks can be compared in
 pairs:
