@@ -157,7 +157,15 @@ def test_half_is_paid_for_what_was_not_derived():
     assert env.score()["reward"] == 0.5 and env.score()["exact"] == 1
 
 
-@pytest.mark.parametrize("change", CHANGES[2:])
+def test_each_list_of_the_alphabet_is_paid_by_itself():
+    env = module("env_alphabet", CHANGES[2]).Alphabet(min_turns=3, max_turns=3)
+    env.reset(0)
+    env.step("")
+    env.step(env.expert_reply())
+    assert env.score()["turn_rewards"] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("change", CHANGES[3:])
 def test_a_loss_of_the_fork_page_trains(change, load, monkeypatch):
     grpo, policy = module("grpo", change), load("qwen3", 4, awake=True)
     monkeypatch.setattr(grpo, "teacher", lambda: load("qwen3", 0), raising=False)
@@ -166,8 +174,8 @@ def test_a_loss_of_the_fork_page_trains(change, load, monkeypatch):
     sampled, n = [False, False, True, True], range(2)
     group = [Episode(0, 0, [5, 6, 7, 8 + i], sampled, [-7.0] * 4, turns=1, reward=i) for i in n]
     frozen = torch.optim.SGD(policy.trainable().values(), lr=0.0)
-    stats = grpo.update(policy, frozen, [group], grpo.compute_advantages([group], cfg), cfg)
-    assert stats["grad_norm"] > 0
+    grpo.compute_advantages([group], cfg)
+    assert grpo.update(policy, frozen, group, cfg).grad_norm > 0
 
 
 @pytest.mark.parametrize("change", [c for c in CHANGES if " LOSSES = {" in c])
