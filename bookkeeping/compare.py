@@ -34,7 +34,7 @@ is a bound, so that a table of hundreds of rows can still have a winner.
 import json
 import math
 from dataclasses import dataclass
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -118,11 +118,12 @@ def group(runs: list[Run]) -> list[Arm]:
         key = json.dumps(flags, sort_keys=True)
         members.setdefault(key, {})[run.config["seed"]] = run
     flags = [json.loads(key) for key in members]
+    names = {name for f in flags for name in f}
+    varied = {name for name in names if len({str(f[name]) for f in flags if name in f}) > 1}
     arms = []
-    for letter, mine, by_seed in zip(map(chr, count(ord("A"))), flags, members.values()):
-        differ = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
-        words = [f"{name}={mine[name]}" for name in sorted(mine) if differ(name)]
-        arms.append(Arm(letter, ", ".join(words) or "all runs", by_seed))
+    for i, (own_flags, by_seed) in enumerate(zip(flags, members.values())):
+        words = [f"{name}={own_flags[name]}" for name in sorted(own_flags) if name in varied]
+        arms.append(Arm(chr(ord("A") + i), ", ".join(words) or "all runs", by_seed))
     return arms
 
 
@@ -342,10 +343,12 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
 
 def charts(arms: list[Arm]) -> list[dict]:
     """compare.png: the training reward of every run, an arm in one colour."""
-    series = []
-    for i, arm in enumerate(arms):
-        look = {"name": f"{arm.letter}: {arm.label}", "colour": i}
-        series += [tables.rolling(run.lines) | look for run in arm.runs.values() if run.lines]
+    series = [
+        tables.rolling(run.lines) | {"name": f"{arm.letter}: {arm.label}", "colour": i}
+        for i, arm in enumerate(arms)
+        for run in arm.runs.values()
+        if run.lines
+    ]
     return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
 
 

@@ -63,7 +63,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import logs, records
+from bookkeeping import logs, records, tables
 
 START = 5  # updates that count as the start of a run
 FEWEST = 10  # updates; fewer say too little
@@ -555,21 +555,16 @@ def rose(before: dict, after: dict, name: str) -> float:
     change that is too small to act on (from 1.223 to 1.216 in swarm), so a change of less than 1%
     counts as none.
     """
-    first, second = paired(before, after, name)
+    first, second = tables.paired(*records.same_tasks(before, after), name)
     change = second - first
     if abs(change.mean()) < 0.01 * abs(first.mean()):
         return 0.0
     return change.sum() / np.sqrt(max((change**2).sum(), 1e-12))
 
 
-def paired(before: dict, after: dict, name: str) -> list[np.ndarray]:
-    """A measure in both evaluations, [n] each, over the tasks of both."""
-    return [np.array(e[name], dtype=float) for e in records.same_tasks(before, after)]
-
-
 def went(before: dict, after: dict, name: str) -> str:
     """How a measure changed, in words."""
-    first, second = paired(before, after, name)
+    first, second = tables.paired(*records.same_tasks(before, after), name)
     what = {"exact": "exact answers", "reward": "the mean reward"}.get(name, name)
     return (
         f"{what} went from {first.mean():.3f} to {second.mean():.3f}, "
@@ -794,15 +789,15 @@ def nothing_found(log: logs.Log) -> str:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
     if log.framework == logs.TRL and "reward" not in log.theirs:
         return "this log has no reward: it may be of SFT or DPO, and little could be looked at"
-    sentence = "nothing wrong was found in what was looked at"
-    if len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0:
-        sentence += (
-            "; a loss near 0 is normal here, because advantages add up to 0 within each group and "
-            "with one update per batch (num_iterations=1, ppo_epochs=1) the ratio is 1 when it is "
-            "computed: the value cancels, its gradient does not (the gradient's norm is "
-            f"{np.median(norms):.2g} here)"
-        )
-    return sentence
+    looks_odd = len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0
+    if not looks_odd:
+        return "nothing wrong was found in what was looked at"
+    return (
+        "nothing wrong was found in what was looked at; a loss near 0 is normal here, because "
+        "advantages add up to 0 within each group and with one update per batch (num_iterations=1, "
+        "ppo_epochs=1) the ratio is 1 when it is computed: the value cancels, its gradient does "
+        f"not (the gradient's norm is {np.median(norms):.2g} here)"
+    )
 
 
 def text(findings: dict) -> str:
