@@ -759,9 +759,9 @@ def answer(log: logs.Log) -> dict:
         "framework": log.framework,
         "steps": [min(steps, default=0), max(steps, default=0)],
         "rows": len(steps),
-        "columns": log.theirs,
+        "columns": log.names,
         "notes": log.notes,
-        "not_logged": {name: how for name, how in unlogged.items() if name not in log.theirs},
+        "not_logged": {name: how for name, how in unlogged.items() if name not in log.names},
         "symptoms": [symptom(log, name, *finding) for name, finding in findings.items()],
         "nothing_found": "" if findings else nothing_found(log),
     }
@@ -775,7 +775,7 @@ def symptom(log: logs.Log, name: str, step: int, evidence: str) -> dict:
         "name": name,
         "step": step,
         "seen": evidence,
-        "columns": [log.theirs[column] for column in columns if column in log.theirs],
+        "columns": [log.names[column] for column in columns if column in log.names],
         "causes": illness["causes"],
         "cure": cure(name, log.framework),
         "journal": f"learn/FAILURES.md#{illness['journal']}" if "journal" in illness else "",
@@ -787,7 +787,7 @@ def nothing_found(log: logs.Log) -> str:
     n, loss, norms = len(log.lines), finite(log.lines, "loss"), finite(log.lines, "grad_norm")
     if n < FEWEST:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
-    if log.framework == logs.TRL and "reward" not in log.theirs:
+    if log.framework == logs.TRL and "reward" not in log.names:
         return "this log has no reward: it may be of SFT or DPO, and little could be looked at"
     looks_odd = len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0
     if not looks_odd:

@@ -293,7 +293,7 @@ def test_public_reports_are_judged_as_their_answers_did(tmp_path, case):
 
 def test_a_kl_is_left_out_only_of_an_asynchronous_log_of_trl():
     verl = {"critic/score/mean": 0.5, "actor/lr": 1e-6, "actor/kl_loss": 0.1, "step": 1.0}
-    assert "kl_ref" in logs.collect([verl | {"kl": 0.1, "ratio": 1.0}]).theirs
+    assert "kl_ref" in logs.collect([verl | {"kl": 0.1, "ratio": 1.0}]).names
 
 
 # ------------------------------------------------------------------------------------ what it says
