@@ -218,10 +218,10 @@ def final_mean(arm: Arm, tasks: str, what: str) -> metrics.Interval | None:
 
     None if some run was not evaluated on them.
     """
-    found = finals(tasks, arm)
-    if not found:
+    of_arms = finals(tasks, arm)
+    if not of_arms:
         return None
-    rows = table(found[0], what)  # [seeds, tasks]
+    rows = table(of_arms[0], what)  # [seeds, tasks]
     if len(rows) == 1:
         return metrics.mean(rows[0])
     parts = [variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
@@ -249,8 +249,8 @@ def compare(arms: list[Arm]) -> list[dict]:
 
 def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
     """A row for each measure of one task set; none if they have no task in common."""
-    found = finals(tasks, a, b)
-    lines = [line for arm in found for line in arm]
+    of_arms = finals(tasks, a, b)
+    lines = [line for of_arm in of_arms for line in of_arm]
     if not lines or not lines[0]["reward"]:
         return []
     measures = [what for what in ("exact", "reward") if all(what in line for line in lines)]
@@ -259,7 +259,7 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
         measures.remove("reward")
     rows = []
     for what in measures:
-        difference, p, over = differ(*(table(lines, what) for lines in found))
+        difference, p, over = differ(*(table(of_arm, what) for of_arm in of_arms))
         rows.append(
             {
                 "a": a,
@@ -278,8 +278,8 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
 def paid_alike(a: Arm, b: Arm) -> bool:
     """Were both arms paid alike? If not, their rewards are different measures."""
     names = ("reward", "environment_code", "set")
-    paid = [[str(run.config.get(n)) for n in names] for arm in (a, b) for run in arm.runs.values()]
-    return all(each == paid[0] for each in paid)
+    runs = [*a.runs.values(), *b.runs.values()]
+    return len({str([run.config.get(name) for name in names]) for run in runs}) == 1
 
 
 # ---------------------------------------------------------------------------------------- the page

@@ -272,12 +272,10 @@ def silent(lines: Lines) -> Symptoms | None:
 
 def few_groups(lines: Lines, n: int = 30) -> Symptoms | None:
     """A gradient from few groups is mostly noise: the reward has not risen since the start."""
-    share = last(lines, "groups_with_signal", n)
-    if not (share[-FEWEST:].any() and share.mean() <= FEW):
-        return None
-    here = at_level(lines)
+    share, here = last(lines, "groups_with_signal", n), at_level(lines)
+    few = share[-FEWEST:].any() and share.mean() <= FEW
     start, end, gain, errors = rise(finite(here, "reward"), fewest=n)
-    if errors <= MEASURABLE and gain <= 0.1 and not solved(here):
+    if few and errors <= MEASURABLE and gain <= 0.1 and not solved(here):
         return {
             "few groups": f"in the last {n} updates {share.mean():.0%} of the groups had rewards "
             f"that differ, and the mean reward has not risen ({start:.2f} at first, {end:.2f} now)"
@@ -410,16 +408,14 @@ def disagreement(lines: Lines, n: int = 3) -> Symptoms | None:
     gap, age, ratio, twice = (
         last(trained, name, n) for name in ("mismatch", "off_policy_steps", "ratio", "twice")
     )
-    if age.max() > 0:  # other frameworks log no age
-        moved = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
-        if moved and np.abs(ratio - 1).max() <= 1e-6:
-            return {
-                "uncorrected": f"samples are {age.mean():.0f} updates old and their log-probs have "
-                f"moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000"
-            }
-        return None
+    old = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
+    if old and np.abs(ratio - 1).max() <= 1e-6:
+        return {
+            "uncorrected": f"samples are {age.mean():.0f} updates old and their log-probs have "
+            f"moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000"
+        }
     allowed = lines[-1].get("rounding", 0.03)
-    if not gap.min() > allowed:
+    if age.max() > 0 or not gap.min() > allowed:  # other frameworks log no age
         return None
     gap_is_large = (
         f"trainer and sampler give a token log-probs that differ by {gap[-1]:.3f} nats on average, "
@@ -698,10 +694,9 @@ def still(lines: Lines) -> Symptoms | None:
         rise(finite(lines, name), fewest=30) for name in ("reward", "entropy", "reply_tokens")
     )
     norm, share = last(lines, "grad_norm", 20), last(lines, "groups_with_signal", 20)
+    has_signal = norm.max() > 0 and not (share.mean() < 0.1 or entropy[1] <= SPENT)
     stands = abs(entropy[2]) <= 0.1 * entropy[0] and not abs(tokens[3]) > MEASURABLE
-    if share.mean() < 0.1 or not norm.max() > 0 or entropy[1] <= SPENT:
-        return None
-    if stands and max(abs(reward[3]), abs(entropy[3])) <= MEASURABLE:
+    if has_signal and stands and max(abs(reward[3]), abs(entropy[3])) <= MEASURABLE:
         return {
             "still": f"the reward stayed at {reward[1]:.2f} and the entropy at {entropy[1]:.3g} "
             f"nats, although gradients are not 0 (the last norm is {norm[-1]:.2g})"

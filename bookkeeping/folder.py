@@ -156,12 +156,12 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     return folder, checkpoint, lock
 
 
-def open_saved(flag: str, folder: Path, given) -> tuple:
+def open_saved(flag: str, folder: Path, command_line) -> tuple:
     """(Config, newest whole checkpoint or None, lock) of a folder that may come from anywhere.
 
-    given: the Config of the command line. If the environment or a scorer is code, it has to be
-    typed there as well. SystemExit or ValueError with one sentence if this is not a run folder of
-    ours, or is in use.
+    command_line: the Config as typed. If the environment or a scorer is code, it has to be typed as
+    well. SystemExit or ValueError with one sentence if this is not a run folder of ours, or is in
+    use.
     """
     if not (folder / "config.json").exists():
         raise SystemExit(
@@ -170,15 +170,15 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
         )
     lock = claim(folder)
     saved = read(folder / "config.json")
-    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(given)).items()}
-    wrong = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
-    if wrong:
+    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(command_line)).items()}
+    unknown = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
+    if unknown:
         raise ValueError(
-            f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
+            f"{folder}/config.json: there is no flag {unknown[0][:40]!a}, or not with that value; "
             "check the path, or restore the file"
         )
-    cfg = type(given)(**saved)
-    if CODE.search(cfg.env) and cfg.env != given.env:
+    cfg = type(command_line)(**saved)
+    if CODE.search(cfg.env) and cfg.env != command_line.env:
         raise SystemExit(
             f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
             "and if you trust it, type that after --env"
@@ -186,13 +186,13 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
     return cfg, find_checkpoint(folder / "checkpoint"), lock
 
 
-def take_typed(flag: str, cfg, given, names: set[str], may_change) -> None:
+def take_typed(flag: str, cfg, command_line, names: set[str], may_change) -> None:
     """Put the settings with these names, as they were typed, into a saved config.
 
     SystemExit if one of them cannot change.
     """
     for name in sorted(names):
-        value, saved = getattr(given, name), getattr(cfg, name)
+        value, saved = getattr(command_line, name), getattr(cfg, name)
         if name not in may_change and value != saved:
             raise SystemExit(
                 f"{settings.option(name)} cannot change on {flag}: this run has {saved!r}; "
