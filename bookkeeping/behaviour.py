@@ -21,7 +21,17 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
-from bookkeeping.tables import NAMES, cell, label, measures, moment, number, section, values
+from bookkeeping.tables import (
+    NAMES,
+    cell,
+    label,
+    measures,
+    moment,
+    number,
+    paired,
+    section,
+    values,
+)
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
@@ -60,17 +70,10 @@ def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
 # ------------------------------------------------------------------------------------ what changed
 
 
-def paired(a: dict, b: dict, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A measure's values in two evaluations, [n] each, of the scenarios that have it in both."""
-    x, y = values(a, name), values(b, name)
-    known = ~np.isnan(x + y)
-    return x[known], y[known]
-
-
 def averages(a: dict, b: dict) -> dict:
     """The table of all measures that differ in some scenario: the difference is b - a."""
-    found = {name: paired(a, b, name) for name in measures(a, b)}
-    changed = {name: (x, y) for name, (x, y) in found.items() if not np.array_equal(x, y)}
+    pairs = {name: paired(a, b, name) for name in measures(a, b)}
+    changed = {name: (x, y) for name, (x, y) in pairs.items() if not np.array_equal(x, y)}
     corrected = compare.holm([compare.permutation_test(y - x) for x, y in changed.values()])
     table = []
     for (name, (x, y)), p in zip(changed.items(), corrected):
@@ -89,7 +92,7 @@ def averages(a: dict, b: dict) -> dict:
                 tails(name, y),
             ]
         )
-    same = [label(name) for name in found if name not in changed]
+    same = [label(name) for name in pairs if name not in changed]
     text = [
         f"Means over the same {len(b['reward'])} scenarios ({b['tasks']}), greedy, with 95% "
         "intervals; the difference is paired by scenario. p is corrected by Holm's method for the "
@@ -165,9 +168,12 @@ def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
         "rank correlation with reward",
     ]
     at = ("eval", b["update"], b["stage"])
-    mine = [i for i, e in enumerate(episodes) if (e["source"], e["update"], e["stage"]) == at]
-    # evals.jsonl is rounded
-    saved = [i for i in mine if abs((episodes[i]["reward"] or 0) - reward[best]) < 1e-4]
+    saved = [
+        i
+        for i, e in enumerate(episodes)
+        if (e["source"], e["update"], e["stage"]) == at
+        and abs((e["reward"] or 0) - reward[best]) < 1e-4  # evals.jsonl is rounded
+    ]
     return section("The best episode", text, head, rows, episode=next(iter(saved), None))
 
 

@@ -34,7 +34,7 @@ is a bound, so that a table of hundreds of rows can still have a winner.
 import json
 import math
 from dataclasses import dataclass
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -118,11 +118,12 @@ def group(runs: list[Run]) -> list[Arm]:
         key = json.dumps(flags, sort_keys=True)
         members.setdefault(key, {})[run.config["seed"]] = run
     flags = [json.loads(key) for key in members]
+    names = {name for f in flags for name in f}
+    varied = {name for name in names if len({str(f[name]) for f in flags if name in f}) > 1}
     arms = []
-    for letter, mine, by_seed in zip(map(chr, count(ord("A"))), flags, members.values()):
-        differ = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
-        words = [f"{name}={mine[name]}" for name in sorted(mine) if differ(name)]
-        arms.append(Arm(letter, ", ".join(words) or "all runs", by_seed))
+    for i, (own_flags, by_seed) in enumerate(zip(flags, members.values())):
+        words = [f"{name}={own_flags[name]}" for name in sorted(own_flags) if name in varied]
+        arms.append(Arm(chr(ord("A") + i), ", ".join(words) or "all runs", by_seed))
     return arms
 
 
@@ -217,10 +218,10 @@ def final_mean(arm: Arm, tasks: str, what: str) -> metrics.Interval | None:
 
     None if some run was not evaluated on them.
     """
-    found = finals(tasks, arm)
-    if not found:
+    of_arms = finals(tasks, arm)
+    if not of_arms:
         return None
-    rows = table(found[0], what)  # [seeds, tasks]
+    rows = table(of_arms[0], what)  # [seeds, tasks]
     if len(rows) == 1:
         return metrics.mean(rows[0])
     parts = [variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
@@ -248,8 +249,8 @@ def compare(arms: list[Arm]) -> list[dict]:
 
 def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
     """A row for each measure of one task set; none if they have no task in common."""
-    found = finals(tasks, a, b)
-    lines = [line for arm in found for line in arm]
+    of_arms = finals(tasks, a, b)
+    lines = [line for of_arm in of_arms for line in of_arm]
     if not lines or not lines[0]["reward"]:
         return []
     measures = [what for what in ("exact", "reward") if all(what in line for line in lines)]
@@ -258,7 +259,7 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
         measures.remove("reward")
     rows = []
     for what in measures:
-        difference, p, over = differ(*(table(lines, what) for lines in found))
+        difference, p, over = differ(*(table(of_arm, what) for of_arm in of_arms))
         rows.append(
             {
                 "a": a,
@@ -277,8 +278,8 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
 def paid_alike(a: Arm, b: Arm) -> bool:
     """Were both arms paid alike? If not, their rewards are different measures."""
     names = ("reward", "environment_code", "set")
-    paid = [[str(run.config.get(n)) for n in names] for arm in (a, b) for run in arm.runs.values()]
-    return all(each == paid[0] for each in paid)
+    runs = [*a.runs.values(), *b.runs.values()]
+    return len({str([run.config.get(name) for name in names]) for run in runs}) == 1
 
 
 # ---------------------------------------------------------------------------------------- the page
@@ -342,10 +343,12 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
 
 def charts(arms: list[Arm]) -> list[dict]:
     """compare.png: the training reward of every run, an arm in one colour."""
-    series = []
-    for i, arm in enumerate(arms):
-        look = {"name": f"{arm.letter}: {arm.label}", "colour": i}
-        series += [tables.rolling(run.lines) | look for run in arm.runs.values() if run.lines]
+    series = [
+        tables.rolling(run.lines) | {"name": f"{arm.letter}: {arm.label}", "colour": i}
+        for i, arm in enumerate(arms)
+        for run in arm.runs.values()
+        if run.lines
+    ]
     return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
 
 

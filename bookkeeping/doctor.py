@@ -58,13 +58,12 @@ import math
 import tomllib
 from collections.abc import Callable
 from itertools import chain
-from operator import ge, gt, le
 from pathlib import Path
 
 import numpy as np
 
 import metrics
-from bookkeeping import logs, records
+from bookkeeping import logs, records, tables
 
 START = 5  # updates that count as the start of a run
 FEWEST = 10  # updates; fewer say too little
@@ -75,20 +74,19 @@ MEASURABLE = 2.0  # ... that a 95% interval shows
 # runs that learnt sums, six had more and one had fewer; some that stood still had more, too.
 FEW = 0.25
 SPENT = 0.02  # nats per token; below, a policy says only one thing
-# Nats per token, too many whatever came before: a base model's text has an entropy of 2 to 3.
-MOST = {"entropy": 4.5, "kl_ref": 2.0}
-# {symptom that others may explain, and then is not reported: those that do not explain it}
+# What a broken policy shows as well: these are not reported together with it.
+OF_BROKEN = {"no signal", "few groups", "no gradient", "cut short"}
+# {symptom that earlier ones explain, and then is not reported: those that do not explain it}
 EXPLAINED = {"few groups": set(), "entropy collapse": {"few groups"}, "still": set()}
 LOOKS = 3_000  # rows of a log that are judged; of a longer log every second one, and so on
 LONGEST = 1_000  # most lines whose rewards count
 STAGES = ("before", "after_sft", "train", "final")  # evaluations that belong to the run
 OURS = "picoswarm"
-JOURNAL = "learn/FAILURES.md"
 TEXTS = tomllib.loads(Path(__file__).with_name("cures.toml").read_text(encoding="utf-8"))
 ILLNESSES = TEXTS["symptom"]
 
 Lines = list[dict]
-Found = dict[str, str]  # {symptom: the numbers that show it}
+Symptoms = dict[str, str]  # {symptom: the numbers that show it}
 
 
 def cure(name: str, framework: str) -> str:
@@ -97,26 +95,23 @@ def cure(name: str, framework: str) -> str:
     return (TEXTS["cure"][illness["cure"]] | illness.get("instead", {}))[framework]
 
 
-def signs(lines: Lines, rules: list[Callable]) -> Found:
+def signs(lines: Lines, rules: list[Callable]) -> Symptoms:
     """What these rules find in a run, as of the last of these lines."""
-    told: Found = {}
+    findings: Symptoms = {}
     for rule in rules if lines else ():
-        told |= rule(lines) or {}
-    # A broken run also has no signal, and replies that may never end, but those are not the cause.
-    if told.keys() & {"broken", "stuck"}:
-        hidden = {"no signal", "few groups", "no gradient", "cut short"}
-        told = {name: seen for name, seen in told.items() if name not in hidden}
-    return told
+        findings |= rule(lines) or {}
+    hidden = OF_BROKEN if findings.keys() & {"broken", "stuck"} else set()
+    return {name: evidence for name, evidence in findings.items() if name not in hidden}
 
 
-def symptoms(lines: Lines, rules: list[Callable] | None = None) -> Found:
+def symptoms(lines: Lines, rules: list[Callable] | None = None) -> Symptoms:
     """{symptom: "numbers: what they mean; what to do"}, in our own flags.
 
     lines: metrics.jsonl so far; or, for the rules EVALUATED, what of_run returns.
     """
     return {
-        name: f"{seen}: {ILLNESSES[name]['causes'][0]}; {cure(name, OURS)}"
-        for name, seen in signs(lines, rules or RULES).items()
+        name: f"{evidence}: {ILLNESSES[name]['causes'][0]}; {cure(name, OURS)}"
+        for name, evidence in signs(lines, rules or RULES).items()
     }
 
 
@@ -126,7 +121,7 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
     evals: what of_run returns, for a run of ours.
     """
     # Steps without a reward (TRL, between two generations) have nothing for the rules.
-    paid = [line for line in lines if len(every([line], "reward"))] or lines
+    paid = [line for line in lines if math.isfinite(value(line, "reward"))] or lines
     outcomes = [{"eval_reward": np.mean(e["reward"])} for e in evals if e["stage"] != "before"]
     stride = math.ceil(len(paid) / LOOKS) or 1
     moments = chain(
@@ -134,34 +129,65 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
         [(outcomes + lines, AT_END)] if lines else [],
         ((evals[:k], EVALUATED) for k in range(1, len(evals) + 1)),
     )
-    found: dict[str, tuple[int, str]] = {}
+    findings: dict[str, tuple[int, str]] = {}
     for so_far, rules in moments:
-        for name, seen in signs(so_far, rules).items():
-            explanations = found.keys() - EXPLAINED.get(name, found.keys())
-            if name not in found and not explanations:
-                found[name] = (so_far[-1]["update"], seen)
-    if "entropy collapse" in found:  # it is why few groups have a signal
-        found.pop("few groups", None)
-    if "not a number" in found:  # findings at later steps may come from it
-        found["not a number"] = (no_numbers(lines)[1][0], found["not a number"][1])
-    return dict(sorted(found.items(), key=lambda one: one[1][0]))
+        for name, evidence in signs(so_far, rules).items():
+            explanations = findings.keys() - EXPLAINED.get(name, findings.keys())
+            if name not in findings and not explanations:
+                findings[name] = (so_far[-1]["update"], evidence)
+    if "entropy collapse" in findings:  # it is why few groups have a signal
+        findings.pop("few groups", None)
+    if "not a number" in findings:  # findings at later steps may come from it
+        findings["not a number"] = (no_numbers(lines)[1][0], findings["not a number"][1])
+    return dict(sorted(findings.items(), key=lambda finding: finding[1][0]))
 
 
 # ------------------------------------------------------------------- what rules look at
 
 
-def every(lines: Lines, name: str) -> np.ndarray:
-    values = np.array([line[name] for line in lines if name in line], dtype=float)
-    return values[np.isfinite(values)]
+def signal(line: dict) -> float:
+    """Above 0 if some group's rewards differ, from whatever a framework logs; NaN if unknown."""
+    get = lambda name: line.get(name, math.nan)
+    spreads = (
+        get("groups_with_signal"),
+        get("advantage_max") - get("advantage_min"),
+        get("advantage_std"),
+        get("reward_std"),
+        0.0 if get("reward") == get("reward_max") else math.nan,
+    )
+    return next(filter(math.isfinite, spreads), math.nan)
+
+
+# Columns that follow from others.
+DERIVED = {
+    "signal": signal,
+    "goal or reward": lambda line: line.get("goal", line.get("reward", math.nan)),
+    # of an answer: the fraction in letters, the similarity in alphabet
+    "right": lambda line: line.get("fraction", line.get("similarity", math.nan)),
+    # of the episodes
+    "failed": lambda line: line.get(
+        "errors_share", value(line, "errors") / max(value(line, "errors") + value(line, "n"), 1)
+    ),
+}
+
+
+def value(line: dict, name: str) -> float:
+    return DERIVED[name](line) if name in DERIVED else line.get(name, math.nan)
+
+
+def finite(lines: Lines, name: str) -> np.ndarray:
+    """The values of a column, without those that are missing or no number."""
+    column = np.array([value(line, name) for line in lines], dtype=float)
+    return column[np.isfinite(column)]
 
 
 def last(lines: Lines, name: str, n: int) -> np.ndarray:
-    """A metric's n newest values; NaNs if there are fewer, or if they are old.
+    """A column's n newest values; NaNs if there are fewer, or if they are old.
 
     Rules fire if a comparison is true, and with NaN none is.
     """
-    values = every(lines[-8 * n :], name)[-n:]
-    return values if len(values) == n else np.full(n, math.nan)
+    newest = finite(lines[-8 * n :], name)[-n:]
+    return newest if len(newest) == n else np.full(n, math.nan)
 
 
 def at_level(lines: Lines) -> Lines:
@@ -184,38 +210,19 @@ def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, floa
 
 def solved(lines: Lines) -> bool:
     """Is nearly all right? A reward beyond 1 is on a scale of its own."""
-    now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
-    return now.mean() > 0.9 and best <= 1.0001
+    now, ever = last(lines, "goal or reward", FEWEST), finite(lines, "goal or reward")
+    return now.mean() > 0.9 and max(ever, default=0) <= 1.0001
 
 
 def at_its_best(lines: Lines) -> bool:
     """Are the last rewards, on whatever scale, all the highest there ever was?"""
-    now, best = last(lines, aim(lines), FEWEST), max(every(lines, aim(lines)), default=0)
-    return now.min() > max(best - 1e-6, 0)
-
-
-def aim(lines: Lines) -> str:
-    """The column that counts right answers, if a log has one; or the reward."""
-    return "goal" if len(every(lines[-FEWEST:], "goal")) else "reward"
-
-
-def signal(line: dict) -> float:
-    """Above 0 if some group's rewards differ, from whatever a framework logs; NaN if unknown."""
-    get = lambda name: line.get(name, math.nan)
-    spreads = (
-        get("groups_with_signal"),
-        get("advantage_max") - get("advantage_min"),
-        get("advantage_std"),
-        get("reward_std"),
-        0.0 if get("reward") == get("reward_max") else math.nan,
-    )
-    return next(filter(math.isfinite, spreads), math.nan)
+    now, ever = last(lines, "goal or reward", FEWEST), finite(lines, "goal or reward")
+    return now.min() > max(max(ever, default=0) - 1e-6, 0)
 
 
 def quiet(lines: Lines, n: int) -> bool:
     """In the last n updates that say so, did no group have a signal?"""
-    known = every([{"signal": signal(line)} for line in lines[-8 * n :]], "signal")[-n:]
-    return len(known) == n and known.max() <= 1e-6
+    return last(lines, "signal", n).max() <= 1e-6
 
 
 def by_chance(lines: Lines) -> bool:
@@ -226,7 +233,7 @@ def by_chance(lines: Lines) -> bool:
     The share of a few updates says little, so it is mixed with two of four. A run's first stretch
     has no share before it, and counts.
     """
-    groups = every(lines[-LONGEST:], "groups_with_signal")
+    groups = finite(lines[-LONGEST:], "groups_with_signal")
     if not np.isin(groups, (0, 1)).all():
         return False  # there are more groups in an update
     began = max(np.flatnonzero(groups), default=-1) + 1
@@ -238,7 +245,7 @@ def by_chance(lines: Lines) -> bool:
 # Each: the lines so far -> {symptom: the numbers that show it}, or None.
 
 
-def silent(lines: Lines) -> Found | None:
+def silent(lines: Lines) -> Symptoms | None:
     """A group whose rewards are all equal has advantages of 0, and so no gradient.
 
     If that is true of all groups, nothing moves. stuck: the policy once scored, and now repeats one
@@ -248,38 +255,34 @@ def silent(lines: Lines) -> Found | None:
     if not quiet(lines, START) or by_chance(lines):
         return None
     here = at_level(lines)
-    was, now, ten = (
-        last(part, "reward", n).mean()
-        for part, n in ((here[:START], START), (here, START), (here, FEWEST))
-    )
-    if was >= 0.1 and now <= 0.5 * was:
+    start, end = (last(part, "reward", START).mean() for part in (here[:START], here))
+    if start >= 0.1 and end <= 0.5 * start:
         return {
             "stuck": f"in the last {START} updates all samples of a task scored the same, "
-            f"{now:.2f} on average, and at the start it was {was:.2f}"
+            f"{end:.2f} on average, and at the start it was {start:.2f}"
         }
     if quiet(lines, FEWEST):
         top = solved(here) or at_its_best(here)
-        risen = top and every(here[:START], "reward").min() < now - 0.02
-        mean = "" if math.isnan(ten) else f" (mean {ten:.2f})"
-        told = f"in the last {FEWEST} updates every group's rewards were all equal{mean}"
-        return {"solved" if risen else "no signal": told}
+        learnt = top and finite(here[:START], "reward").min() < end - 0.02
+        mean = last(here, "reward", FEWEST).mean()
+        shown = "" if math.isnan(mean) else f" (mean {mean:.2f})"
+        equal = f"in the last {FEWEST} updates every group's rewards were all equal{shown}"
+        return {"solved" if learnt else "no signal": equal}
 
 
-def few_groups(lines: Lines, n: int = 30) -> Found | None:
+def few_groups(lines: Lines, n: int = 30) -> Symptoms | None:
     """A gradient from few groups is mostly noise: the reward has not risen since the start."""
-    share = last(lines, "groups_with_signal", n)
-    if not (share[-FEWEST:].any() and share.mean() <= FEW):
-        return None
-    here = at_level(lines)
-    was, now, risen, errors = rise(every(here, "reward"), fewest=n)
-    if errors <= MEASURABLE and risen <= 0.1 and not solved(here):
+    share, here = last(lines, "groups_with_signal", n), at_level(lines)
+    few = share[-FEWEST:].any() and share.mean() <= FEW
+    start, end, gain, errors = rise(finite(here, "reward"), fewest=n)
+    if few and errors <= MEASURABLE and gain <= 0.1 and not solved(here):
         return {
             "few groups": f"in the last {n} updates {share.mean():.0%} of the groups had rewards "
-            f"that differ, and the mean reward has not risen ({was:.2f} at first, {now:.2f} now)"
+            f"that differ, and the mean reward has not risen ({start:.2f} at first, {end:.2f} now)"
         }
 
 
-def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
+def no_gradient(lines: Lines, n: int = FEWEST) -> Symptoms | None:
     """Groups have a signal, and yet the norm is 0: no weight gets a gradient.
 
     If no signal is logged, a reward that stays the same shows that there was none. A Trainer that
@@ -294,11 +297,11 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Found | None:
     left_out = last(lines, "truncated", n).min() >= 0.95 and not same
     few = quiet(lines, n) or last(lines, "groups_with_signal", n).mean() <= FEW
     if not (few or left_out):
-        told = f"the gradient's norm was 0 in the last {n} updates"
-        return {"no signal" if same else "no gradient": told}
+        zeros = f"the gradient's norm was 0 in the last {n} updates"
+        return {"no signal" if same else "no gradient": zeros}
 
 
-def collapse(lines: Lines, n: int = 5) -> Found | None:
+def collapse(lines: Lines, n: int = 5) -> Symptoms | None:
     """Has a run fallen off a cliff?
 
     Compares means of n updates: the last with the best. A cliff is a fall to under 60% of the best,
@@ -307,7 +310,7 @@ def collapse(lines: Lines, n: int = 5) -> Found | None:
     noisy runs (31 of 40 simulated ones). With 5.5 none of 40 did, in any of five settings, and a
     fall from 0.80 to 0.14 is still seen five updates later.
     """
-    rewards = every(at_level(lines), "reward")
+    rewards = finite(at_level(lines), "reward")
     if len(rewards) < 2 * n:
         return None
     means = np.convolve(rewards, np.ones(n) / n, mode="valid")
@@ -321,14 +324,14 @@ def collapse(lines: Lines, n: int = 5) -> Found | None:
         }
 
 
-def broken(lines: Lines, n: int = 3) -> Found | None:
+def broken(lines: Lines, n: int = 3) -> Symptoms | None:
     """A step that is far too large leaves replies that no environment can read.
 
     This shows even before there is a reward that could fall.
     """
     here = at_level(lines)
     now = last(here, "format", n)
-    best = max(every(here[:-n], "format"), default=0)
+    best = max(finite(here[:-n], "format"), default=0)
     if best >= 0.5 and now.max() <= 0.2 * best:
         return {
             "broken": f"{best:.0%} of the replies had the right format and now {now.mean():.0%} "
@@ -336,46 +339,40 @@ def broken(lines: Lines, n: int = 3) -> Found | None:
         }
 
 
-def errors(lines: Lines, n: int = 3) -> Found | None:
+def errors(lines: Lines, n: int = 3) -> Symptoms | None:
     """Episodes that fail are left out, so the mean of the others may be that of easy tasks."""
-    failed, played = last(lines, "errors", n), last(lines, "n", n)
-    for share in (failed / np.maximum(failed + played, 1), last(lines, "errors_share", n)):
-        if share.min() > 0 and share.mean() >= 0.1:
-            return {
-                "errors": f"in the last {n} updates {share.mean():.0%} of the episodes ended in an "
-                "error and were left out"
-            }
+    share = last(lines, "failed", n)
+    if share.min() > 0 and share.mean() >= 0.1:
+        return {
+            "errors": f"in the last {n} updates {share.mean():.0%} of the episodes ended in an "
+            "error and were left out"
+        }
 
 
-def not_exact(lines: Lines) -> Found | None:
+def not_exact(lines: Lines) -> Symptoms | None:
     """An exact answer is right in all its parts, so no more answers are exact than parts are right.
-
-    The share of right parts is the fraction in letters, the similarity in alphabet.
 
     The reward for exact answers says nothing here: an environment may pay more for a shorter one,
     or ten for each. If it does not report how much of an answer is right, the doctor stays silent:
     a reward of 0, 0.5 and 1 looks the same whether 0.5 is for half an answer or for a whole one
     that was not derived.
     """
-    part, exact = (
-        lines[-1].get(name, math.nan)
-        for name in ("fraction" if "fraction" in lines[-1] else "similarity", "exact")
-    )
-    if part <= exact - 1e-6:
+    right, exact = value(lines[-1], "right"), value(lines[-1], "exact")
+    if right <= exact - 1e-6:
         return {
             "not exact": f"{exact:.0%} of the answers count as exact, and on average "
-            f"{part:.0%} of an answer is right"
+            f"{right:.0%} of an answer is right"
         }
 
 
-def pays_something_else(lines: Lines, n: int = 10) -> Found | None:
+def pays_something_else(lines: Lines, n: int = 10) -> Symptoms | None:
     """Exact answers are the goal, but the reward is high without them, or rises and they do not.
 
     An environment may pay more than 1 for an exact answer: `exact_reward` is what it paid for one
     on average, in the updates that had any.
     """
     reward, exact = last(lines, "reward", n).mean(), last(lines, "exact", n).mean()
-    scale = max([1.0, *every(lines, "exact_reward")])
+    scale = max([1.0, *finite(lines, "exact_reward")])
     # Beyond the scale with nothing right: its scale is another. --reward partial starts at 0.67.
     if (exact > 0 or reward <= scale) and reward / scale - exact > 0.75:
         return {
@@ -385,18 +382,18 @@ def pays_something_else(lines: Lines, n: int = 10) -> Found | None:
     return rises_alone(lines, "exact", scale)
 
 
-def rises_alone(lines: Lines, goal: str, scale: float = 1.0) -> Found | None:
+def rises_alone(lines: Lines, goal: str, scale: float = 1.0) -> Symptoms | None:
     """The reward rises, and right answers do not. scale: the reward for one."""
-    was, now, risen, errors = rise(every(lines, "reward"))
-    right_was, right, right_risen, _ = rise(every(lines, goal))
-    if risen >= 0.05 and errors >= SURE and scale * right_risen <= 0.2 * risen:
+    start, end, gain, errors = rise(finite(lines, "reward"))
+    right_start, right_end, right_gain, _ = rise(finite(lines, goal))
+    if gain >= 0.05 and errors >= SURE and scale * right_gain <= 0.2 * gain:
         return {
-            "pays something else": f"the reward rose from {was:.2f} to {now:.2f}, and right "
-            f"answers went from {right_was:.2f} to {right:.2f}"
+            "pays something else": f"the reward rose from {start:.2f} to {end:.2f}, and right "
+            f"answers went from {right_start:.2f} to {right_end:.2f}"
         }
 
 
-def disagreement(lines: Lines, n: int = 3) -> Found | None:
+def disagreement(lines: Lines, n: int = 3) -> Symptoms | None:
     """Sampler and trainer disagree about samples that are said to be the policy's own.
 
     Such samples have off_policy_steps 0. Rounding explains 1e-7 nats per token on a CPU, and about
@@ -411,85 +408,115 @@ def disagreement(lines: Lines, n: int = 3) -> Found | None:
     gap, age, ratio, twice = (
         last(trained, name, n) for name in ("mismatch", "off_policy_steps", "ratio", "twice")
     )
-    if age.max() > 0:  # other frameworks log no age
-        moved = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
-        if moved and np.abs(ratio - 1).max() <= 1e-6:
-            return {
-                "uncorrected": f"samples are {age.mean():.0f} updates old and their log-probs have "
-                f"moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000"
-            }
-        return None
+    old = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
+    if old and np.abs(ratio - 1).max() <= 1e-6:
+        return {
+            "uncorrected": f"samples are {age.mean():.0f} updates old and their log-probs have "
+            f"moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000"
+        }
     allowed = lines[-1].get("rounding", 0.03)
-    if not gap.min() > allowed:
+    if age.max() > 0 or not gap.min() > allowed:  # other frameworks log no age
         return None
-    much = (
+    gap_is_large = (
         f"trainer and sampler give a token log-probs that differ by {gap[-1]:.3f} nats on average, "
         "though the samples are said to be the policy's own"
     )
     if twice.min() > 0.3 * gap.min():
-        return {"dropout": f"{much}, and two passes of the trainer differ by {twice[-1]:.3f}"}
+        return {
+            "dropout": f"{gap_is_large}, and two passes of the trainer differ by {twice[-1]:.3f}"
+        }
     whole = lines[0]["update"] <= max(1, lines[-1]["update"] - lines[-2]["update"])
-    first = every(trained, "mismatch")[0] if whole else math.nan
+    first = finite(trained, "mismatch")[0] if whole else math.nan
     if first < 0.1 * gap.min():
-        return {"stale": f"{much}; in the first update it was {first:.0e}"}
+        return {"stale": f"{gap_is_large}; in the first update it was {first:.0e}"}
     if first > allowed:
-        return {"two distributions": f"{much}, from the first update on"}
+        return {"two distributions": f"{gap_is_large}, from the first update on"}
 
 
-# {column: (symptom, for how many updates, which side, the limit, a second limit as a multiple of
-# the first updates' value)}. If there are two limits, a column has to be beyond both. noise, KL:
-# both start near 0; a policy with more than 1 nat per token has come apart, and one with more than
-# MOST is sick, whatever it was before. engine: bfloat16 makes about 0.01 nats per token, 0.01²/2
+# {column: (symptom, for how many updates, which side, the limit; the sentence about the mean of
+# those updates, and of the first ones)}. engine: bfloat16 makes about 0.01 nats per token, 0.01²/2
 # of k3 KL, most of it in few tokens. Ten times that is not rounding. Probabilities differ by less
 # than their logarithms. stretch: Σ |log of the loss's ratio| / Σ |log-prob now - when sampled|,
 # over all tokens: 1 for a ratio per token, and at most 1 for gspo's mean.
 LIMITS = {
-    "truncated": ("cut short", 5, gt, 0.5, 0),
-    "entropy": ("noise", 3, ge, 1, 3),
-    "kl_ref": ("KL", 5, ge, 1, 10),
-    "stop_trained": ("stop token", 1, le, 0.5, 0),
-    "stretch": ("sequence ratio", 2, ge, 2, 0),
-    "clipped": ("far off", 3, ge, 0.3, 0),
-    "kept_ratio": ("thrown away", 3, le, 0.5, 0),
-    "mismatch_kl": ("engine", 3, ge, 0.02, 0),
-    "mismatch_probability": ("engine", 3, ge, 0.03, 0),
-    "lr": ("learning rate", 10, le, 0, 0),
+    "truncated": ("cut short", 5, np.greater, 0.5, "{:.0%} of the episodes ran out of tokens"),
+    "entropy": (
+        "noise",
+        3,
+        np.greater_equal,
+        1,
+        "the entropy of a token was {:.2f} nats, and {:.2f} before",
+    ),
+    "kl_ref": (
+        "KL",
+        5,
+        np.greater_equal,
+        1,
+        "the KL to the reference was {:.3g} nats, and {:.3g} before",
+    ),
+    "stop_trained": (
+        "stop token",
+        1,
+        np.less_equal,
+        0.5,
+        "of the replies that ended by themselves, {:.0%} had their end-of-turn token in the loss",
+    ),
+    "stretch": (
+        "sequence ratio",
+        2,
+        np.greater_equal,
+        2,
+        "the ratio in the loss moved {:.0f} times as far as a token's log-prob",
+    ),
+    "clipped": ("far off", 3, np.greater_equal, 0.3, "{:.0%} of the tokens were clipped"),
+    "kept_ratio": (
+        "thrown away",
+        3,
+        np.less_equal,
+        0.5,
+        "the importance ratio of sampler and trainer was {:.2f} on average, where 1 is agreement",
+    ),
+    "mismatch_kl": (
+        "engine",
+        3,
+        np.greater_equal,
+        0.02,
+        "sampler and trainer disagreed by {:.3g} nats per sampled token (k3 KL)",
+    ),
+    "mismatch_probability": (
+        "engine",
+        3,
+        np.greater_equal,
+        0.03,
+        "sampler and trainer disagreed about sampled tokens by {:.3g} in probability",
+    ),
+    "lr": ("learning rate", 10, np.less_equal, 0, "the learning rate was 0"),
 }
-BEYOND = {  # {column: the sentence about the mean of those updates, and of the first ones}
-    "truncated": "{:.0%} of the episodes ran out of tokens",
-    "entropy": "the entropy of a token was {:.2f} nats, and {:.2f} before",
-    "kl_ref": "the KL to the reference was {:.3g} nats, and {:.3g} before",
-    "stop_trained": "of the replies that ended by themselves, {:.0%} had their end-of-turn token "
-    "in the loss",
-    "stretch": "the ratio in the loss moved {:.0f} times as far as a token's log-prob",
-    "clipped": "{:.0%} of the tokens were clipped",
-    "kept_ratio": "the importance ratio of sampler and trainer was {:.2f} on average, where 1 is "
-    "agreement",
-    "mismatch_kl": "sampler and trainer disagreed by {:.3g} nats per sampled token (k3 KL)",
-    "mismatch_probability": "sampler and trainer disagreed about sampled tokens by {:.3g} in "
-    "probability",
-    "lr": "the learning rate was 0",
-}
+# {column: (the multiple of its first values that it may reach too, nats that are too many whatever
+# came before)}. Both start near 0; a policy with more than 1 nat per token has come apart. A base
+# model's text has an entropy of 2 to 3.
+RELATIVE = {"entropy": (3, 4.5), "kl_ref": (10, 2.0)}
 
 
-def beyond(lines: Lines) -> Found:
+def beyond(lines: Lines) -> Symptoms:
     """Columns that are beyond their limit."""
-    found = {}
+    symptoms = {}
     here = at_level(lines)
-    for column, (symptom, n, compare, limit, times) in LIMITS.items():
-        values, first = last(here, column, n), every(here[:-n][:START], column)
-        was = np.median(first) if len(first) else math.nan
-        bound = min(max(times * was, limit), MOST[column]) if times else limit
-        if compare(values, bound).all() and not is_no_illness(symptom, lines, values, was):
-            found[symptom] = f"in the last {n} updates " + BEYOND[column].format(values.mean(), was)
-    return found
-
-
-def is_no_illness(symptom: str, lines: Lines, values: np.ndarray, was: float) -> bool:
-    """With samples of older weights engines may disagree, and a KL may fall from a high start."""
-    if symptom == "engine":
-        return last(lines, "off_policy_steps", len(values)).min() > 1
-    return symptom == "KL" and values.mean() < 0.8 * was
+    for column, (symptom, n, compare, limit, sentence) in LIMITS.items():
+        values, first = last(here, column, n), finite(here[:-n][:START], column)
+        start = np.median(first) if len(first) else math.nan
+        if column in RELATIVE:
+            times, most = RELATIVE[column]
+            limit = min(max(times * start, limit), most)
+        # With samples of older weights engines may disagree; a KL may fall from a high start.
+        excuses = {
+            "engine": last(here, "off_policy_steps", n).min() > 1,
+            "KL": values.mean() < 0.8 * start,
+        }
+        if compare(values, limit).all() and not excuses.get(symptom):
+            evidence = sentence.format(values.mean(), start)
+            symptoms[symptom] = f"in the last {n} updates {evidence}"
+    return symptoms
 
 
 RULES = [
@@ -524,62 +551,58 @@ def rose(before: dict, after: dict, name: str) -> float:
     change that is too small to act on (from 1.223 to 1.216 in swarm), so a change of less than 1%
     counts as none.
     """
-    was, now = paired(before, after, name)
-    if abs(now.mean() - was.mean()) < 0.01 * abs(was.mean()):
+    first, second = tables.paired(*records.same_tasks(before, after), name)
+    change = second - first
+    if abs(change.mean()) < 0.01 * abs(first.mean()):
         return 0.0
-    return (now - was).sum() / np.sqrt(max(((now - was) ** 2).sum(), 1e-12))
-
-
-def paired(before: dict, after: dict, name: str) -> list[np.ndarray]:
-    """A measure in both evaluations, [n] each, over the tasks of both."""
-    return [np.array(e[name], dtype=float) for e in records.same_tasks(before, after)]
+    return change.sum() / np.sqrt(max((change**2).sum(), 1e-12))
 
 
 def went(before: dict, after: dict, name: str) -> str:
     """How a measure changed, in words."""
-    was, now = paired(before, after, name)
+    first, second = tables.paired(*records.same_tasks(before, after), name)
     what = {"exact": "exact answers", "reward": "the mean reward"}.get(name, name)
     return (
-        f"{what} went from {was.mean():.3f} to {now.mean():.3f}, "
-        f"{metrics.gain(was, now).signed()}, n={len(now)}, paired"
+        f"{what} went from {first.mean():.3f} to {second.mean():.3f}, "
+        f"{metrics.gain(first, second).signed()}, n={len(first)}, paired"
     )
 
 
-def after_sft(evals: Lines) -> Found | None:
+def after_sft(evals: Lines) -> Symptoms | None:
     """Did SFT do anything, and was it good?"""
     if [e["stage"] for e in evals[-2:]] != ["before", "after_sft"]:
         return None
     before, sft = evals[-2:]
-    seen = [
+    measures = [
         name
         for name in ("exact", "reward", "format", "reply_tokens")
         if name in sft and name in before
     ]
-    if rose(before, sft, seen[0]) < -SURE_AT_END:
-        return {"bad SFT": f"over SFT {went(before, sft, seen[0])}"}
-    still = all(abs(rose(before, sft, name)) <= MEASURABLE for name in seen)
+    change = went(before, sft, measures[0])
+    if rose(before, sft, measures[0]) < -SURE_AT_END:
+        return {"bad SFT": f"over SFT {change}"}
+    still = all(abs(rose(before, sft, name)) <= MEASURABLE for name in measures)
     if still and len(sft["reward"]) >= 64:  # fewer cannot show that nothing has changed
-        told = went(before, sft, seen[0])
-        return {"no SFT": f"over SFT {told}, and neither format nor length of the replies moved"}
+        return {"no SFT": f"over SFT {change}, and neither format nor length of the replies moved"}
 
 
-def after_grpo(evals: Lines) -> Found | None:
+def after_grpo(evals: Lines) -> Symptoms | None:
     """Did GRPO help? Only the first symptom counts: the others would be the same illness."""
-    stages, now = [e["stage"] for e in evals], evals[-1]
+    stages, newest = [e["stage"] for e in evals], evals[-1]
     if "after_sft" not in stages[:-1]:
         return None
     goal = "exact" if all("exact" in e for e in evals) else "reward"
     trained = evals[stages.index("after_sft") :]
-    sure = SURE_AT_END if now["stage"] == "final" else SURE
-    paid, right = (rose(trained[0], now, name) for name in ("reward", goal))
-    if paid >= sure and right <= 1 - sure:
-        more, moved = (went(trained[0], now, name) for name in ("reward", goal))
-        return {"pays something else": f"on development tasks {more}, and {moved}"}
-    if right < -sure:
-        return {"lost": f"since SFT {went(trained[0], now, goal)}"}
+    sure = SURE_AT_END if newest["stage"] == "final" else SURE
+    reward_rose, goal_rose = (rose(trained[0], newest, name) for name in ("reward", goal))
+    if reward_rose >= sure and goal_rose <= 1 - sure:
+        changes = ", and ".join(went(trained[0], newest, name) for name in ("reward", goal))
+        return {"pays something else": f"on development tasks {changes}"}
+    if goal_rose < -sure:
+        return {"lost": f"since SFT {went(trained[0], newest, goal)}"}
     best = max(trained, key=lambda e: np.mean(e[goal]))
-    if rose(best, now, goal) < -SURE:
-        return {"past its best": f"since update {best['update']} {went(best, now, goal)}"}
+    if rose(best, newest, goal) < -SURE:
+        return {"past its best": f"since update {best['update']} {went(best, newest, goal)}"}
 
 
 EVALUATED = [after_sft, after_grpo]
@@ -589,7 +612,7 @@ EVALUATED = [after_sft, after_grpo]
 # A run that still learns may look like this for a while, and a log may lack its beginning.
 
 
-def not_a_number(lines: Lines) -> Found | None:
+def not_a_number(lines: Lines) -> Symptoms | None:
     """NaN or infinity where a number should be.
 
     If a norm never was a number but the run learns, the logger is at fault (no_numbers); if nothing
@@ -607,90 +630,90 @@ def no_numbers(lines: Lines) -> tuple[str, list[int]]:
 
     The KL may be no number now and then, if a batch had nothing to average, but not at the end.
     """
-    learns = any(abs(rise(every(lines, name))[3]) > SURE for name in ("reward", "loss"))
+    learns = any(abs(rise(finite(lines, name))[3]) > SURE for name in ("reward", "loss"))
     for name in ("loss", "grad_norm", "critic", "reward", "kl_ref"):
         bad = [line["update"] for line in lines if not math.isfinite(line.get(name, 0.0))]
-        ever, end = every(lines, name), [line for line in lines if name in line][-3:]
-        passes = name == "kl_ref" and (len(every(end, name)) or not len(ever))
+        ever, end = finite(lines, name), [line for line in lines if name in line][-3:]
+        passes = name == "kl_ref" and (len(finite(end, name)) or not len(ever))
         if bad and not passes and (len(ever) or not learns):
             return name, bad
     return "", []
 
 
-def entropy_collapse(lines: Lines) -> Found | None:
+def entropy_collapse(lines: Lines) -> Symptoms | None:
     """Entropy falls while a policy learns. Here it fell, and nothing was learnt in return.
 
     A log may begin after the fall: then there is next to none from its first row on.
     """
-    first = last(lines[:FEWEST], "entropy", START).mean()
-    end, here = last(lines, "entropy", START), at_level(lines)
-    was, now, _, errors = rise(every(here, "reward"))
+    first, newest = last(lines[:FEWEST], "entropy", START).mean(), last(lines, "entropy", START)
+    here = at_level(lines)
+    start, end, _, errors = rise(finite(here, "reward"))
     learns = solved(here) or last(lines, "groups_with_signal", START).mean() > 0.3
-    if end.max() <= max(min(0.1 * first, 0.3), SPENT) and errors <= MEASURABLE and not learns:
+    spent = newest.max() <= max(min(0.1 * first, 0.3), SPENT)
+    if spent and errors <= MEASURABLE and not learns:
         return {
             "entropy collapse": f"the entropy of a token was {first:.3g} nats and is "
-            f"{end.mean():.3g}, and the reward went from {was:.2f} to {now:.2f}"
+            f"{newest.mean():.3g}, and the reward went from {start:.2f} to {end:.2f}"
         }
 
 
-def pays_another_goal(lines: Lines) -> Found | None:
+def pays_another_goal(lines: Lines) -> Symptoms | None:
     """The reward rises, and the reward function that counts right answers does not.
 
     Or the reward stands high and still while right answers go up and down: they hardly count in it.
     """
-    rewards, right = every(lines, "reward"), every(lines, "goal")
+    rewards, right = finite(lines, "reward"), finite(lines, "goal")
     if min(len(rewards), len(right)) < 20:
         return None
-    now, then, noise = rewards[-10:].mean(), right[-10:].mean(), np.std(np.diff(right))
-    if noise > 0.02 and np.std(np.diff(rewards)) < 0.3 * noise and then < now - 0.2:
+    paid, earned, noise = rewards[-10:].mean(), right[-10:].mean(), np.std(np.diff(right))
+    if noise > 0.02 and np.std(np.diff(rewards)) < 0.3 * noise and earned < paid - 0.2:
         return {
-            "pays something else": f"the reward is {now:.2f} and does not follow right answers, "
-            f"which are {then:.2f}"
+            "pays something else": f"the reward is {paid:.2f} and does not follow right answers, "
+            f"which are {earned:.2f}"
         }
     return rises_alone(lines, "goal")
 
 
-def only_in_training(lines: Lines) -> Found | None:
+def only_in_training(lines: Lines) -> Symptoms | None:
     """The training reward rises, above that of evaluations, which do not follow."""
-    evals, rewards = every(lines, "eval_reward"), every(at_level(lines), "reward")
-    was, now, risen, errors = rise(rewards)
+    evals = finite(lines, "eval_reward")
+    start, end, gain, errors = rise(finite(at_level(lines), "reward"))
     climbed = len({line["level"] for line in lines if "level" in line}) > 1  # easier, as asked
-    if len(evals) < 3 or climbed or now < evals[-2:].mean() + 0.1:
+    if len(evals) < 3 or climbed or end < evals[-2:].mean() + 0.1:
         return None
-    if risen >= 0.1 and errors >= SURE and evals[-2:].mean() - evals[0] <= 0.2 * risen:
+    if gain >= 0.1 and errors >= SURE and evals[-2:].mean() - evals[0] <= 0.2 * gain:
         return {
-            "only in training": f"the training reward rose from {was:.2f} to {now:.2f}, and "
+            "only in training": f"the training reward rose from {start:.2f} to {end:.2f}, and "
             f"evaluations went from {evals[0]:.2f} to {evals[-2:].mean():.2f}"
         }
 
 
-def still(lines: Lines) -> Found | None:
+def still(lines: Lines) -> Symptoms | None:
     """Nothing moves although there is a signal: steps that are too small to see."""
     reward, entropy, tokens = (
-        rise(every(lines, name), fewest=30) for name in ("reward", "entropy", "reply_tokens")
+        rise(finite(lines, name), fewest=30) for name in ("reward", "entropy", "reply_tokens")
     )
     norm, share = last(lines, "grad_norm", 20), last(lines, "groups_with_signal", 20)
+    has_signal = norm.max() > 0 and not (share.mean() < 0.1 or entropy[1] <= SPENT)
     stands = abs(entropy[2]) <= 0.1 * entropy[0] and not abs(tokens[3]) > MEASURABLE
-    if share.mean() < 0.1 or not norm.max() > 0 or entropy[1] <= SPENT:
-        return None
-    if stands and max(abs(reward[3]), abs(entropy[3])) <= MEASURABLE:
+    if has_signal and stands and max(abs(reward[3]), abs(entropy[3])) <= MEASURABLE:
         return {
             "still": f"the reward stayed at {reward[1]:.2f} and the entropy at {entropy[1]:.3g} "
             f"nats, although gradients are not 0 (the last norm is {norm[-1]:.2g})"
         }
 
 
-def always_the_same(lines: Lines) -> Found | None:
+def always_the_same(lines: Lines) -> Symptoms | None:
     """No signal: the mean reward never changed, in a log that has neither groups nor norms."""
-    rewards, norms = every(lines, "reward"), every(lines, "grad_norm")
+    rewards, norms = finite(lines, "reward"), finite(lines, "grad_norm")
     unknown = all(math.isnan(signal(line)) for line in lines) and not norms.any()
     if len(rewards) >= 2 * FEWEST and np.ptp(rewards) < 1e-9 and unknown:
         return {"no signal": f"the mean reward was {rewards[0]:.2f} in all of {len(rewards)} rows"}
 
 
-def warm_up(lines: Lines) -> Found | None:
+def warm_up(lines: Lines) -> Symptoms | None:
     """Does the learning rate still rise when the log ends? A run that has only begun may do so."""
-    rates, planned = every(lines, "lr"), max(every(lines, "planned"), default=0)
+    rates, planned = finite(lines, "lr"), max(finite(lines, "planned"), default=0)
     if len(rates) >= 20 and lines[-1]["update"] >= 0.5 * planned and (np.diff(rates) > 0).all():
         return {"warm-up": f"the rate rose in every step, from {rates[0]:.2g} to {rates[-1]:.2g}"}
 
@@ -712,92 +735,90 @@ AT_END = [
 def of_ours(folder: Path) -> logs.Log:
     """A run of ours as a log."""
     lines, evals = (records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals"))
-    looked = {column for illness in ILLNESSES.values() for column in illness["columns"]}
     lines = [{name: v for name, v in line.items() if v is not None} for line in lines]
-    seen = {name: name for name in looked if any(name in line for line in lines)}
+    logged = {name for line in lines for name in line}
+    columns = {c: c for illness in ILLNESSES.values() for c in illness["columns"] if c in logged}
     evals = of_run(evals, records.config_of(folder)["sft_steps"])
-    return logs.Log(OURS, lines, seen, [], [str(folder)], evals)
+    return logs.Log(OURS, lines, columns, [], [str(folder)], evals)
 
 
 def answer(log: logs.Log) -> dict:
     """All findings, as one JSON object."""
-    found = look_at(log.lines, log.evals)
-    if "solved" in found:
-        log.notes.append(f"solved, so no illness: {found.pop('solved')[1]}")
-    told = []
-    for name, (step, seen) in found.items():
-        illness = ILLNESSES[name]
-        told.append(
-            {
-                "name": name,
-                "step": step,
-                "seen": seen,
-                "columns": [
-                    log.theirs[c] for c in (*illness["columns"], "goal") if c in log.theirs
-                ],
-                "causes": illness["causes"],
-                "cure": cure(name, log.framework),
-                "journal": f"{JOURNAL}#{illness['journal']}" if "journal" in illness else "",
-            }
-        )
+    findings = look_at(log.lines, log.evals)
+    if "solved" in findings:
+        log.notes.append(f"solved, so no illness: {findings.pop('solved')[1]}")
     steps = [line["update"] for line in log.lines]
+    unlogged = logs.UNLOGGED.get(log.framework, {})
     return {
         "files": log.files,
         "framework": log.framework,
         "steps": [min(steps, default=0), max(steps, default=0)],
         "rows": len(steps),
-        "columns": log.theirs,
+        "columns": log.names,
         "notes": log.notes,
-        "not_logged": {
-            name: how
-            for name, how in logs.UNLOGGED.get(log.framework, {}).items()
-            if name not in log.theirs
-        },
-        "symptoms": told,
-        "nothing_found": "" if found else nothing_found(log),
+        "not_logged": {name: how for name, how in unlogged.items() if name not in log.names},
+        "symptoms": [symptom(log, name, *finding) for name, finding in findings.items()],
+        "nothing_found": "" if findings else nothing_found(log),
+    }
+
+
+def symptom(log: logs.Log, name: str, step: int, evidence: str) -> dict:
+    """One finding: since when, what shows it in which columns, its causes, its cure."""
+    illness = ILLNESSES[name]
+    columns = [*illness["columns"], "goal"]
+    return {
+        "name": name,
+        "step": step,
+        "seen": evidence,
+        "columns": [log.names[column] for column in columns if column in log.names],
+        "causes": illness["causes"],
+        "cure": cure(name, log.framework),
+        "journal": f"learn/FAILURES.md#{illness['journal']}" if "journal" in illness else "",
     }
 
 
 def nothing_found(log: logs.Log) -> str:
     """Why a log that looks odd may be fine, and how much was checked."""
-    n, loss, norms = len(log.lines), every(log.lines, "loss"), every(log.lines, "grad_norm")
+    n, loss, norms = len(log.lines), finite(log.lines, "loss"), finite(log.lines, "grad_norm")
     if n < FEWEST:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
-    if log.framework == logs.TRL and "reward" not in log.theirs:
+    if log.framework == logs.TRL and "reward" not in log.names:
         return "this log has no reward: it may be of SFT or DPO, and little could be looked at"
-    said = "nothing wrong was found in what was looked at"
-    if len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0:
-        said += (
-            "; a loss near 0 is normal here, because advantages add up to 0 within each group and "
-            "with one update per batch (num_iterations=1, ppo_epochs=1) the ratio is 1 when it is "
-            "computed: the value cancels, its gradient does not (the gradient's norm is "
-            f"{np.median(norms):.2g} here)"
-        )
-    return said
+    looks_odd = len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0
+    if not looks_odd:
+        return "nothing wrong was found in what was looked at"
+    return (
+        "nothing wrong was found in what was looked at; a loss near 0 is normal here, because "
+        "advantages add up to 0 within each group and with one update per batch (num_iterations=1, "
+        "ppo_epochs=1) the ratio is 1 when it is computed: the value cancels, its gradient does "
+        f"not (the gradient's norm is {np.median(norms):.2g} here)"
+    )
 
 
-def text(found: dict) -> str:
-    """The findings as text for people."""
-    first, end = found["steps"]
+def text(findings: dict) -> str:
+    """What answer returns, as text for people."""
+    first, end = findings["steps"]
     out = [
-        f"{', '.join(found['files'])}: a log of {found['framework']}, "
-        f"steps {first} to {end} ({found['rows']} rows)",
-        f"looked at: {', '.join(sorted({*found['columns'].values()}))}",
-        *(f"note: {note}" for note in found["notes"]),
+        f"{', '.join(findings['files'])}: a log of {findings['framework']}, "
+        f"steps {first} to {end} ({findings['rows']} rows)",
+        f"looked at: {', '.join(sorted({*findings['columns'].values()}))}",
+        *(f"note: {note}" for note in findings["notes"]),
     ]
-    for one in found["symptoms"]:
+    for symptom in findings["symptoms"]:
         out += [
             "",
-            f"step {one['step']}: {one['name']}: {one['seen']}",
-            f"  look at     {', '.join(one['columns'])}",
-            f"  because of  {one['causes'][0]}",
-            *(f"  or of       {cause}" for cause in one["causes"][1:]),
-            f"  set         {one['cure']}",
-            *(f"  see it      {page}" for page in [one["journal"]] if page),
+            f"step {symptom['step']}: {symptom['name']}: {symptom['seen']}",
+            f"  look at     {', '.join(symptom['columns'])}",
+            f"  because of  {symptom['causes'][0]}",
+            *(f"  or of       {cause}" for cause in symptom["causes"][1:]),
+            f"  set         {symptom['cure']}",
+            *(f"  see it      {page}" for page in [symptom["journal"]] if page),
         ]
-    out += ["", found["nothing_found"]] if found["nothing_found"] else []
-    out += ["", "could not be looked at, because this log has no:"] if found["not_logged"] else []
-    out += [f"  {column}: {how}" for column, how in found["not_logged"].items()]
+    if findings["nothing_found"]:
+        out += ["", findings["nothing_found"]]
+    if findings["not_logged"]:
+        out += ["", "could not be looked at, because this log has no:"]
+    out += [f"  {column}: {how}" for column, how in findings["not_logged"].items()]
     return "\n".join(map(records.printable, out))
 
 
@@ -806,19 +827,22 @@ def command() -> None:
     parser = argparse.ArgumentParser("doctor", epilog="docs/doctor.md says what it reads")
     parser.add_argument("path", nargs="?", type=Path, help="a run, a log, or a folder with one")
     parser.add_argument("--json", action="store_true", help="for machines")
-    given = parser.parse_args()
-    if given.path is None:  # few groups have a signal, and the reward stands still
-        stands = {"update": 30, "groups_with_signal": 0.2, "reward": 0.3}
-        print(*(f"{name}: {told}" for name, told in symptoms([stands] * 30).items()))
+    flags = parser.parse_args()
+    if flags.path is None:  # few groups have a signal, and the reward stands still
+        line = {"update": 30, "groups_with_signal": 0.2, "reward": 0.3}
+        print(*(f"{name}: {text}" for name, text in symptoms([line] * 30).items()))
         return
-    reader = of_ours if (given.path / "evals.jsonl").exists() else logs.read
+    reader = of_ours if (flags.path / "evals.jsonl").exists() else logs.read
     try:
-        with records.foreign(given.path):
-            found = answer(reader(given.path))
+        with records.foreign(flags.path):
+            findings = answer(reader(flags.path))
     except SystemExit as unreadable:
-        found = {"error": str(unreadable)}
-    print(json.dumps(found, indent=1) if given.json else found.get("error") or text(found))
-    raise SystemExit(2 if "error" in found else bool(found["symptoms"]))
+        findings = {"error": str(unreadable)}
+    if flags.json:
+        print(json.dumps(findings, indent=1))
+    else:
+        print(findings.get("error") or text(findings))
+    raise SystemExit(2 if "error" in findings else bool(findings["symptoms"]))
 
 
 if __name__ == "__main__":

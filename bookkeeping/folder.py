@@ -112,7 +112,7 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     name = cfg.name or f"{over_api}{settings.short(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S}"
     # Three seeds started with one command line begin in the same second.
     folders = [Path(cfg.runs) / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
-    folder = next(one for one in folders if cfg.name or not one.exists())
+    folder = next(path for path in folders if cfg.name or not path.exists())
     folder.mkdir(parents=True, exist_ok=bool(cfg.name))
     flush(folder.parent)
     return folder, claim(folder)
@@ -156,12 +156,12 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     return folder, checkpoint, lock
 
 
-def open_saved(flag: str, folder: Path, given) -> tuple:
+def open_saved(flag: str, folder: Path, command_line) -> tuple:
     """(Config, newest whole checkpoint or None, lock) of a folder that may come from anywhere.
 
-    given: the Config of the command line. If the environment or a scorer is code, it has to be
-    typed there as well. SystemExit or ValueError with one sentence if this is not a run folder of
-    ours, or is in use.
+    command_line: the Config as typed. If the environment or a scorer is code, it has to be typed as
+    well. SystemExit or ValueError with one sentence if this is not a run folder of ours, or is in
+    use.
     """
     if not (folder / "config.json").exists():
         raise SystemExit(
@@ -170,15 +170,15 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
         )
     lock = claim(folder)
     saved = read(folder / "config.json")
-    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(given)).items()}
-    wrong = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
-    if wrong:
+    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(command_line)).items()}
+    unknown = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
+    if unknown:
         raise ValueError(
-            f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
+            f"{folder}/config.json: there is no flag {unknown[0][:40]!a}, or not with that value; "
             "check the path, or restore the file"
         )
-    cfg = type(given)(**saved)
-    if CODE.search(cfg.env) and cfg.env != given.env:
+    cfg = type(command_line)(**saved)
+    if CODE.search(cfg.env) and cfg.env != command_line.env:
         raise SystemExit(
             f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
             "and if you trust it, type that after --env"
@@ -186,16 +186,16 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
     return cfg, find_checkpoint(folder / "checkpoint"), lock
 
 
-def take_typed(flag: str, cfg, given, names: set[str], may_change) -> None:
+def take_typed(flag: str, cfg, command_line, names: set[str], may_change) -> None:
     """Put the settings with these names, as they were typed, into a saved config.
 
     SystemExit if one of them cannot change.
     """
     for name in sorted(names):
-        value, was = getattr(given, name), getattr(cfg, name)
-        if name not in may_change and value != was:
+        value, saved = getattr(command_line, name), getattr(cfg, name)
+        if name not in may_change and value != saved:
             raise SystemExit(
-                f"{settings.option(name)} cannot change on {flag}: this run has {was!r}; "
+                f"{settings.option(name)} cannot change on {flag}: this run has {saved!r}; "
                 "leave it out, or start a new run for another experiment"
             )
         setattr(cfg, name, value)
@@ -333,13 +333,13 @@ def find_checkpoint(folder: Path) -> Path | None:
 
     None if there never was one. SystemExit if all that exist are damaged.
     """
-    places = [place for place in (folder, folder.with_suffix(".old")) if place.exists()]
-    for place in places:
+    checkpoints = [path for path in (folder, folder.with_suffix(".old")) if path.exists()]
+    for path in checkpoints:
         with suppress(OSError):  # no checksum file, or one of its files cannot be read
-            if checksum(place).encode() == (place / "checksum").read_bytes():
-                return place
-        print(f"{place} is damaged (its checksum does not match); looking for the one before it")
-    if places:
+            if checksum(path).encode() == (path / "checksum").read_bytes():
+                return path
+        print(f"{path} is damaged (its checksum does not match); looking for the one before it")
+    if checkpoints:
         raise SystemExit(f"{folder}: every checkpoint is damaged; restore one, or start again")
     return None
 
@@ -357,8 +357,8 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer=None) -> tuple[dict,
         if optimizer:
             # A pickle can run any program; weights_only reads only tensors and plain values.
             saved = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
-            for was, now in zip(saved["param_groups"], optimizer.param_groups):
-                was["fused"] = now["fused"]  # this device's, not that of the one it was saved on
+            for group, current in zip(saved["param_groups"], optimizer.param_groups):
+                group["fused"] = current["fused"]  # of this device, not of the one it was saved on
             optimizer.load_state_dict(saved)
             for name, weight in (saved["reference"] or {}).items():
                 reference[name] = weight.to(policy.device)
@@ -381,9 +381,11 @@ def load_weights(folder: Path, policy: Policy) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     adapter = load_file(folder / "adapter_model.safetensors")
-    own = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
-    alone = own.keys() ^ adapter.keys()
-    if alone:  # peft would skip them silently
-        one = min(alone)[:100]
-        raise ValueError(f"{len(alone)} weights are only in it or in the policy, {one!a} for one")
+    expected = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
+    unmatched = expected.keys() ^ adapter.keys()
+    if unmatched:  # peft would skip them silently
+        raise ValueError(
+            f"{len(unmatched)} weights are only in it or in the policy, "
+            f"{min(unmatched)[:100]!a} for one"
+        )
     set_peft_model_state_dict(policy.model, adapter)

@@ -146,23 +146,23 @@ class Log:
 
     framework: str
     lines: list[Row]
-    theirs: dict[str, str]  # our column, if it ever was finite -> its name in this log
+    names: dict[str, str]  # our column, if it ever was finite -> its name in this log
     notes: list[str]
     files: list[str] = field(default_factory=list)
     evals: list[dict] = field(default_factory=list)  # of a run of ours
 
 
 @lru_cache(maxsize=10_000)
-def ours(framework: str, name: str) -> tuple[int, str] | None:
+def column_of(framework: str, name: str) -> tuple[int, str] | None:
     """(line of the table, our name) of one of their columns; None if we have no use for it.
 
     A reward function becomes "part:NAME".
     """
     if framework == TRL:  # wandb groups them
         name = re.sub("^eval/", "eval_", name.removeprefix("train/"))
-    for line, (theirs, mine) in enumerate(NAMES[framework].items()):
-        if found := re.fullmatch(theirs, name):
-            return line, f"part:{found[1]}" if mine == "part" else mine
+    for line, (pattern, column) in enumerate(NAMES[framework].items()):
+        if match := re.fullmatch(pattern, name):
+            return line, f"part:{match[1]}" if column == "part" else column
     return None
 
 
@@ -171,9 +171,9 @@ def ours(framework: str, name: str) -> tuple[int, str] | None:
 
 def choose(folder: Path) -> list[Path]:
     """The files of one run in a folder, of the best kind there is."""
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for kind in KINDS:
-        logs = [p for p in found if kind in (p.name, p.suffix) and p.name != "requirements.txt"]
+        logs = [p for p in files if kind in (p.name, p.suffix) and p.name != "requirements.txt"]
         if {p.parent.name for p in logs} == {"trainer", "orchestrator"}:
             return logs  # prime-rl writes two
         if logs:  # each checkpoint's trainer_state.json has all that was logged until then
@@ -242,7 +242,7 @@ def row_of(pairs) -> Row:
     row: Row = {}
     for name, text in pairs:
         name = re.sub(r" */ *", "/", name.strip())  # a notebook shows "rewards / x / mean"
-        if name not in BESIDES and not any(ours(framework, name) for framework in NAMES):
+        if name not in BESIDES and not any(column_of(framework, name) for framework in NAMES):
             continue
         if ROUNDED.fullmatch(text) and re.search(r"(norm|lr|learning_rate)$", name, re.I):
             name = "rounded"
@@ -284,14 +284,14 @@ def console_rows(text: str) -> Iterator[Row]:
 
     A name's first number counts: prime-rl goes on with each environment's.
     """
-    before, *found = STEP.split(text)
-    for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
+    before, *parts = STEP.split(text)
+    for evaluated, step, body in zip(parts[::3], parts[1::3], parts[2::3]):
         filtered, before = FILTERED.findall(before), body
-        shown = [SHOWN.match(part.strip()) for part in BETWEEN.split(body)]
+        prefix = "Eval " if evaluated else ""
+        matches = filter(None, (SHOWN.match(part.strip()) for part in BETWEEN.split(body)))
         pairs = [
-            ("Eval " * bool(evaluated) + one[1], f"{one[2]}e-2" if one[3] else one[2])
-            for one in shown
-            if one
+            (prefix + name, f"{number}e-2" if percent else number)
+            for name, number, percent in (match.groups() for match in matches)
         ]
         pairs += [("Trainable", f"{1 - int(zero) / int(n)}") for n, zero in filtered[-1:]]
         yield row_of([*reversed(pairs), ("step", step)])
@@ -318,11 +318,11 @@ def dict_rows(text: str) -> Iterator[Row]:
 
 def rows_of(text: str) -> list[Row]:
     """The rows, from the reader that finds most numbers."""
-    found = [
+    readings = [
         [row for row in reader(text) if row.keys() - BESIDES]
         for reader in (dict_rows, table_rows, html_rows, console_rows, broken_rows)
     ]
-    rows = counted(max(found, key=lambda rows: sum(map(len, rows))))
+    rows = counted(max(readings, key=lambda rows: sum(map(len, rows))))
     if planned := re.findall(r'max_steps": *"?(?:\d{1,12}/)?(\d{1,12})', text):
         rows[-1:] = [row | {"planned": float(planned[0])} for row in rows[-1:]]
     return rows
@@ -352,21 +352,21 @@ def collect(rows: list[Row]) -> Log:
 
     If one reward function, by its name, counts right answers, it becomes the column "goal".
     """
-    names = dict.fromkeys(name for row in rows for name in row)
-    framework = max(NAMES, key=lambda one: sum(ours(one, name) is not None for name in names))
-    known = sorted((*found, name) for name in names if (found := ours(framework, name)))
-    theirs = {mine: name for _, mine, name in reversed(known)}  # the upper line of the table wins
-    parts = [mine for mine in theirs if mine.startswith("part:")]
+    logged = dict.fromkeys(name for row in rows for name in row)
+    framework = max(NAMES, key=lambda one: sum(bool(column_of(one, name)) for name in logged))
+    known = sorted((*column, name) for name in logged if (column := column_of(framework, name)))
+    names = {column: name for _, column, name in reversed(known)}  # the table's upper line wins
+    parts = [column for column in names if column.startswith("part:")]
     goals = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
     if len(goals) == 1 and len(parts) > 1:
-        theirs["goal"] = theirs[goals[0]]
+        names["goal"] = names[goals[0]]
     # TRL's AsyncGRPOTrainer has no reference model, but a sampler that lags behind.
-    lags = framework == TRL and {"ratio", "kl"} <= names.keys()
+    lags = framework == TRL and {"ratio", "kl"} <= logged.keys()
     if lags:
-        del theirs["kl_ref"]
-    theirs["planned"] = "planned"
+        del names["kl_ref"]
+    columns = names | {"planned": "planned"}
     lines = [
-        {mine: row[name] for mine, name in theirs.items() if name in row}
+        {column: row[name] for column, name in columns.items() if name in row}
         | {"update": int(row["step"])}
         for row in rows
         if math.isfinite(row["step"])
@@ -376,19 +376,19 @@ def collect(rows: list[Row]) -> Log:
         notes.append("kl is that of the trainer to its sampler, which is older: it was not judged")
     if any("rounded" in row for row in rows):
         notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")
-    logged = {name for line in lines for name, value in line.items() if math.isfinite(value)}
+    finite = {column for line in lines for column, value in line.items() if math.isfinite(value)}
+    names = {column: name for column, name in names.items() if column in finite}
     gaps = {  # in loss, norm and reward they are a finding of the doctor
-        name: sum(not math.isfinite(line.get(mine, 0.0)) for line in lines)
-        for mine, name in theirs.items()
-        if mine in logged - {"loss", "grad_norm", "critic", "reward"}
+        name: sum(not math.isfinite(line.get(column, 0.0)) for line in lines)
+        for column, name in names.items()
+        if column not in ("loss", "grad_norm", "critic", "reward")
     }
     notes += [
         f"{name} is not a number in {n} rows: if loss and norm are, it had nothing to average"
         for name, n in gaps.items()
         if n
     ]
-    theirs = {mine: name for mine, name in theirs.items() if mine in logged - {"planned"}}
-    return Log(framework, lines, theirs, notes)
+    return Log(framework, lines, names, notes)
 
 
 def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:

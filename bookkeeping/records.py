@@ -21,9 +21,6 @@ from pathlib import Path
 MOST_BYTES = 64 * 2**20
 WINDOWS = os.name == "nt"
 
-# What code may raise when it reads a record that no run has written.
-NOT_OURS = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
-
 
 def an_object(text: bytes, place: str) -> dict:
     """The JSON object in `text`; ValueError names the place if there is none.
@@ -31,9 +28,9 @@ def an_object(text: bytes, place: str) -> dict:
     NaN, which a browser cannot read, becomes None.
     """
     try:
-        found = json.loads(text.decode("utf-8"), parse_constant=lambda _: None)
-        if isinstance(found, dict):
-            return found
+        value = json.loads(text.decode("utf-8"), parse_constant=lambda _: None)
+        if isinstance(value, dict):
+            return value
         raise ValueError("an object is expected")
     except (ValueError, RecursionError) as error:
         raise ValueError(
@@ -100,17 +97,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-# {what HTML or Markdown would read as markup: what is written in its place}
-MARKUP = str.maketrans({"<": "&lt;", "`": "'", "|": "¦"})
-
-
 def clean(x):
     """Safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell.
 
     In a list or a dict, every text becomes safe.
     """
     if isinstance(x, str):
-        return printable(x).replace("](", "] (").translate(MARKUP)
+        text = printable(x).replace("](", "] (").replace("<", "&lt;")
+        return text.replace("`", "'").replace("|", "¦")
     if isinstance(x, dict):
         return {clean(k): clean(v) for k, v in x.items()}
     return [clean(v) for v in x] if isinstance(x, list) else x
@@ -123,7 +117,7 @@ def foreign(folder):
         yield
     except (ValueError, OSError) as error:
         raise SystemExit(printable(str(error))) from None
-    except NOT_OURS as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise SystemExit(
             f"{folder} holds what no run writes ({type(error).__name__}: "
             f"{ascii(str(error))[:100]}); restore it, or give another"

@@ -118,8 +118,8 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         results.setdefault(e["tasks"], {})[e["stage"]] = {
             name: vars(average(values(e, name))) for name in measures(e)
         }
-    ends = (e for e in evals if e["trained"] and e["stage"] != "before")
-    sft, final = records.same_tasks(*ends)
+    trained = [e for e in evals if e["trained"] and e["stage"] != "before"]
+    sft, final = records.same_tasks(*trained)
     gains = {"gain": "exact", "gain_reward": "reward"}
     return {
         "env": config["env"],
@@ -148,14 +148,14 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     lines, evals, episodes, steps = (
         records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals", "episodes", "sft")
     )
-    sft = [[step["step"], step["loss"], None, None] for step in steps]
     lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
     evals = records.with_exact(evals)
     episodes.sort(key=time_of)  # an old checkpoint may be evaluated later
+    sft = [[step["step"], step["loss"], None, None] for step in steps]
     end = folder / "summary.json"  # only a finished run has it
     summary = {"config": config, "env": config["env"]} | (records.read(end) if end.exists() else {})
-    later = [e for e in evals if e["stage"] == "eval_only"]  # they get their own table
     during = [e for e in evals if e["stage"] != "eval_only"]
+    later = [e for e in evals if e["stage"] == "eval_only"]  # they get their own table
     sections = [
         *evaluations("Evaluation", during),
         *trajectory(lines, during),
@@ -167,13 +167,13 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         sections += behaviour.sections(evals, episodes)
         for e in episodes:
             e["calls"] = behaviour.calls_of(e["messages"])
-    given = (summary.get("machine") or {}) | summary["config"]
+    machine_and_flags = (summary.get("machine") or {}) | summary["config"]
     run = {
         "name": folder.resolve().name,
         "env": summary["env"],
         "api": "api" in summary,
         "facts": facts(summary, lines),
-        "settings": {name: str(v) for name, v in given.items() if v not in ("", None)},
+        "settings": {name: str(v) for name, v in machine_and_flags.items() if v not in ("", None)},
         "headline": headline(during),
         "notes": notes(summary),
         "charts": charts(lines, during),
@@ -217,7 +217,7 @@ def headline(evals: list[dict]) -> dict:
     for e in sorted(ends, key=lambda e: not e["trained"]):
         shown = ", reward ".join(cell(name, values(e, name)) for name in names)
         cells.setdefault(called(e), {})[moment(e)] = shown
-    rows = [[tasks, *(found.get(m, "") for m in moments)] for tasks, found in cells.items()]
+    rows = [[tasks, *(row.get(m, "") for m in moments)] for tasks, row in cells.items()]
     title = "Result: exact answers" if "exact" in names else "Result: mean reward"
     return section(title, [], ["", *moments], rows)
 
@@ -247,8 +247,8 @@ def goals(evals: list[dict]) -> list[str]:
 
 def evaluations(title: str, evals: list[dict]) -> list[dict]:
     """One section, with a row per evaluation and task set, a column per measure; or none."""
-    found = dict.fromkeys(name for e in evals for name in measures(e))
-    names = [*goals(evals), *(name for name in (*OVER_TIME, *own_parts(found)) if name in found)]
+    known = dict.fromkeys(name for e in evals for name in measures(e))
+    names = [*goals(evals), *(name for name in (*OVER_TIME, *own_parts(known)) if name in known)]
     cells = lambda e: [cell(name, values(e, name)) for name in names]
     rows = [[moment(e), called(e), str(len(e["reward"])), *cells(e)] for e in evals]
     head = ["", "tasks", "n", *map(label, names)]
@@ -258,36 +258,37 @@ def evaluations(title: str, evals: list[dict]) -> list[dict]:
 def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
     """One section with ten blocks of updates; none without updates."""
     known = dict.fromkeys(key for line in lines for key in line)
-    own = own_parts(dict.fromkeys(name for e in evals for name in measures(e)))
+    extra = own_parts(dict.fromkeys(name for e in evals for name in measures(e)))
     habits = [key for key in known if key.startswith("habit_")]
-    names = [key for key in (*TRAJECTORY, *own, *habits) if key in known]
+    names = [key for key in (*TRAJECTORY, *extra, *habits) if key in known]
     size = max(1, len(lines) // 10)
-    rows = []
-    for block in (lines[i : i + size] for i in range(0, len(lines), size)):
-        rows.append(
-            [
-                f"{block[0]['update']}–{block[-1]['update']}",
-                metrics.level([line["reward"] for line in block]).text(2),
-                *(f"{mean_of(block, name):.3g}".replace("nan", "") for name in names),
-            ]
-        )
+    blocks = [lines[i : i + size] for i in range(0, len(lines), size)]
+    rows = [
+        [
+            f"{block[0]['update']}–{block[-1]['update']}",
+            metrics.level([line["reward"] for line in block]).text(2),
+            *(f"{mean_of(block, name):.3g}".replace("nan", "") for name in names),
+        ]
+        for block in blocks
+    ]
     head = ["updates", "reward", *map(label, names)]
     return [section("Trajectory", [BLOCKS], head, rows, folded=True)] if lines else []
 
 
 def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[str]:
     """What the data shows, each sentence with its numbers."""
-    found = summary.get("warnings")
-    if found is None:  # the run is still going
-        seen = doctor.look_at(lines, doctor.of_run(evals, summary["config"].get("sft_steps", 0)))
-        found = {name: f"update {at}: {why}" for name, (at, why) in seen.items()}
-    told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
+    warnings = summary.get("warnings")
+    if warnings is None:  # the run is still going
+        sft_steps = summary["config"].get("sft_steps", 0)
+        symptoms = doctor.look_at(lines, doctor.of_run(evals, sft_steps))
+        warnings = {name: f"update {update}: {why}" for name, (update, why) in symptoms.items()}
+    sentences = [f"Found wrong: {name} at {why}." for name, why in warnings.items()]
     if not lines:
-        return ["No GRPO updates in this run.", *told]
+        return ["No GRPO updates in this run.", *sentences]
     return [
         f"Training reward. {training_reward(lines)}",
         *(largest(lines, name) for name in LARGEST if any(name in line for line in lines)),
-        *(told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]),
+        *(sentences or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]),
     ]
 
 
@@ -344,15 +345,13 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
 def curves(evals: list[dict], measure: str) -> list[dict]:
     """A series per task set, rounded as in the tables: page, picture and report.md agree."""
     digits, factor, _ = scale(measure)
-    found = {}
+    series = {}
     for e in sorted(evals, key=lambda e: not e["trained"]):
         mean = average(values(e, measure))
-        ends = [round(factor * v, digits) for v in (mean.mean, mean.low, mean.high)]
-        found.setdefault((e["tasks"], not e["trained"]), []).append([time_of(e), *ends])
-    return [
-        {"name": tasks, "plain": plain, "points": points}
-        for (tasks, plain), points in found.items()
-    ]
+        point = [round(factor * v, digits) for v in (mean.mean, mean.low, mean.high)]
+        curve = {"name": e["tasks"], "plain": not e["trained"], "points": []}
+        series.setdefault(called(e), curve)["points"].append([time_of(e), *point])
+    return list(series.values())
 
 
 def time_of(e: dict) -> int:

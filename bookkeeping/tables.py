@@ -120,6 +120,13 @@ def values(e: dict, name: str) -> np.ndarray:
     return np.array(e.get(name, []), dtype=float)
 
 
+def paired(a: dict, b: dict, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A measure in two evaluations of the same tasks, [n] each, of those that have it in both."""
+    x, y = values(a, name), values(b, name)
+    known = ~np.isnan(x + y)
+    return x[known], y[known]
+
+
 def measures(*evals: dict) -> list[str]:
     """The measures that all of these evaluations have, in the tables' order."""
     return [

@@ -5,6 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,6 +58,12 @@ def write_lines(file: Path, records: list[dict]) -> Path:
     """A .jsonl file."""
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file
+
+
+def lines_of(columns: dict[str, object], n: int) -> list[dict]:
+    """n lines of a log. columns: {name: n values, or one for all lines}."""
+    values = [np.broadcast_to(column, n).tolist() for column in columns.values()]
+    return [dict(zip(columns, line)) for line in zip(*values)]
 
 
 def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:

@@ -12,7 +12,7 @@ from scipy import stats
 import metrics
 from bookkeeping import compare, records
 from bookkeeping.folder import code_hash
-from helpers import write_lines
+from helpers import lines_of, write_folder, write_lines
 
 CONFIG = {
     "env": "letters",
@@ -34,12 +34,11 @@ def write(tmp_path):
     """write(name, lines of evals.jsonl, flags) -> a finished run folder."""
 
     def run(name: str, evals: list[dict], **flags) -> Path:
-        folder, config = tmp_path / name, CONFIG | {"name": name} | flags
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "summary.json").write_text("{}")
-        rewards = np.random.default_rng(len(name)).random(config["updates"]).tolist()
-        logged = [{"update": i, "reward": r} for i, r in enumerate(rewards, 1)]
+        config = CONFIG | {"name": name} | flags
+        files = {"config.json": json.dumps(config).encode(), "summary.json": b"{}"}
+        folder, n = write_folder(tmp_path / name, files), config["updates"]
+        rewards = np.random.default_rng(len(name)).random(n)
+        logged = lines_of({"update": np.arange(1, n + 1), "reward": rewards}, n)
         write_lines(folder / "metrics.jsonl", logged)
         return write_lines(folder / "evals.jsonl", evals).parent
 

@@ -9,7 +9,7 @@ import pytest
 import warm
 from bookkeeping import doctor, report
 from bookkeeping.run import Run, State
-from helpers import doctor_logs, write_lines
+from helpers import doctor_logs, lines_of, write_lines
 from settings import Config
 
 half = lambda before, after: np.repeat([before, after], 15).astype(float)
@@ -19,16 +19,13 @@ def made_up(**values) -> list[dict]:
     """30 updates of a healthy run, except for what is given as {metric: its values}."""
     columns = {
         "reward": 0.4 + 0.01 * np.arange(30) + np.random.default_rng(0).normal(0, 0.02, 30),
-        "groups_with_signal": np.full(30, 0.8),
+        "groups_with_signal": 0.8,
         "entropy": np.linspace(0.3, 0.1, 30),
-        "truncated": np.zeros(30),
-        "errors": np.zeros(30),
-        "n": np.full(30, 64),
-    } | values
-    return [
-        {"update": i + 1, **{name: float(column[i]) for name, column in columns.items()}}
-        for i in range(30)
-    ]
+        "truncated": 0.0,
+        "errors": 0,
+        "n": 64,
+    }
+    return lines_of({"update": np.arange(1, 31)} | columns | values, 30)
 
 
 # {symptom: (the values that show it, the update that tells it, what the sentence must name)}
