@@ -324,4 +324,8 @@ if __name__ == "__main__":
 
     pico = Path(__file__).resolve().parent / "models" / "pico_base"
     tokenizer = AutoTokenizer.from_pretrained([*sys.argv, str(pico)][1])
+    question = {"role": "user", "content": "What is 1 + 1?"}
+    print("how the template writes a question, up to where the policy speaks:\n")
+    print(write(tokenizer, [question]))
+    print("what was found out about it:\n")
     print(about(tokenizer, "today"), read_template(tokenizer), sep="\n")

@@ -162,15 +162,11 @@ def sample_each(
     # All groups have one size if no episode has failed or ended.
     for k in sorted({len(members) for members in alike.values()}):
         groups = [members for members in alike.values() if len(members) == k]
-        replies = sampler.sample(
-            [members[0].episode.token_ids for members in groups],
-            k,
-            max_tokens,
-            temperature,
-            seeds=[[p.random_seed(seed) for p in members] for members in groups],
-            caches=[members[0].cache for members in groups],
-            keep=keep,
-        )
+        prompts = [members[0].episode.token_ids for members in groups]
+        seeds = [[p.random_seed(seed) for p in members] for members in groups]
+        caches = [members[0].cache for members in groups]
+        limits = (k, max_tokens, temperature)
+        replies = sampler.sample(prompts, *limits, seeds, caches=caches, keep=keep)
         for members, row in zip(groups, replies):
             samples |= {id(player): sample for player, sample in zip(members, row)}
     return [samples[id(player)] for player in players]

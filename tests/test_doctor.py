@@ -234,7 +234,7 @@ def test_what_only_training_earns_is_told_at_the_end():
 def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
     write_lines(tmp_path / "evals.jsonl", DEV["lost"][0])
     run = Run(Config(sft_steps=50), tmp_path, None, State(updates=30), [], tmp_path)
-    run.log_evaluation({})
+    run.look_at_evaluations()
     assert run.state.warnings["lost"].startswith("update 30: since SFT exact answers went")
     assert "LOST at update 30" in capsys.readouterr().out
     found = report.observations({"warnings": run.state.warnings, "config": {}}, [], [])[-1]

@@ -19,10 +19,11 @@ import torch
 import train
 from bookkeeping import report
 from bookkeeping.folder import checksum, find_checkpoint
+from bookkeeping.pretrained import load_checked
 from bookkeeping.refusals import Guarded
 from bridges import export
 from chat import render
-from policy import PICO, load_policy
+from policy import PICO
 from rollout import EnvironmentFailed
 from warm import ENV, ROOT
 
@@ -97,7 +98,7 @@ def model(model_folder, tmp_path):
 
 
 def load(folder: Path):
-    return load_policy(str(folder), lora_rank=0, lora_alpha=1, device="cpu")
+    return load_checked(str(folder), lora_rank=0, lora_alpha=1, device="cpu")
 
 
 def test_a_models_own_code_never_runs(model, tmp_path):
