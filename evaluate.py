@@ -27,14 +27,16 @@ import numpy as np
 
 import metrics
 from rollout import Episode
-from settings import Config, kind, levels_of, make_env, short
+from settings import Config, env_kind, env_name, levels_of, make_env
 
 # Only the final evaluation (--eval-only) and lab/study.py, which makes the final
 # tables, may use it (a test checks): if any file could play these tasks, they would not
 # be held out for long.
 HELD_OUT_SEEDS = 4_000_000_000
 EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
-MEND = "mend the environment and --resume, with --env again if it is a file of your own"
+HOW_TO_MEND = (
+    "mend the environment and --resume, with --env again if it is a file of your own"
+)
 
 
 # ------------------------------------------------------------------- what is evaluated
@@ -50,12 +52,12 @@ def eval_sets(
     """
     new_env = new_env or partial(make_env, cfg)
     own, levels = cfg.difficulty, levels_of(cfg.env)
-    others = {"letters": EVAL_TIERS, "yours": levels, "swarm": levels if sweep else ()}
+    others = {"letters": EVAL_TIERS, "custom": levels, "swarm": levels if sweep else ()}
     chosen = {own}
     if cfg.eval_other_tiers:
-        chosen.update(others.get(kind(cfg.env), ()))
+        chosen.update(others.get(env_kind(cfg.env), ()))
     return {
-        TASKS[kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
+        TASKS[env_kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
             level == own,
             partial(new_env, level),
         )
@@ -79,8 +81,8 @@ TASKS = {  # {kind: what a set of its tasks is called}
     "alphabet": lambda env, name, level: lists_of(env),
     "swarm": lambda env, name, level: f"{level} v{env.version}",
     "known": lambda env, name, level: env.name,
-    "yours": lambda env, name, level: (
-        f"{short(name)}, level {level}" if levels_of(name) else short(name)
+    "custom": lambda env, name, level: (
+        f"{env_name(name)}, level {level}" if levels_of(name) else env_name(name)
     ),
 }
 
@@ -180,7 +182,7 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
     played = [g for g in played if g]
     if not played:
         first = next(e.error for g in groups for e in g)
-        raise ValueError(f"every episode ended in an error ({first}); {MEND}")
+        raise ValueError(f"every episode ended in an error ({first}); {HOW_TO_MEND}")
     return played
 
 

@@ -161,7 +161,7 @@ BY_ENV = {  # defaults that depend on the environment
     "letters": {"difficulty": 6, "sft_style": "states"},
     "alphabet": {"difficulty": 0, "sft_style": "states"},
     "swarm": {"difficulty": "medium", "sft_style": "expert"},
-    "yours": {"sft_style": ""},
+    "custom": {"sft_style": ""},
     "known": {"difficulty": 0, "sft_style": ""},
 }
 BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
@@ -172,7 +172,7 @@ SMALL = {
     "letters": (3e-4, 150, 320),
     "alphabet": (3e-4, 80, 640),
     "swarm": (5e-4, 150, 160),
-    "yours": (3e-4, 80, 160),
+    "custom": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
 # SmolLM2's size on a CPU. Rate and updates of "known" taught it sums (docs/real.md),
@@ -182,7 +182,7 @@ MEDIUM = {
     "letters": (1e-4, 60, 160),
     "alphabet": (1e-4, 40, 192),
     "swarm": (1e-4, 20, 128),
-    "yours": (1e-4, 80, 128),
+    "custom": (1e-4, 80, 128),
     "known": (1e-4, 80, 64),
 }
 RUN_HERE = (  # (up to so many parameters, settings, learning rate of SFT)
@@ -222,7 +222,7 @@ LONGEST = {  # tokens of a reply
     "alphabet": 768,  # prime-rl's for this very task
     # prime-rl's for a turn with tools (wiki-search); 25 times 2048 would not fit
     "swarm": 512,
-    "yours": 512,  # TRL's default
+    "custom": 512,  # TRL's default
     "known": 1024,  # room for a derivation; our choice
 }
 # While it samples, a small model makes an error in one call of twelve. Without a
@@ -320,9 +320,9 @@ def complete(
     if cfg.async_rollouts:
         # learnt fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
-    fill(cfg, by_size(n_parameters, kind(cfg.env), not cfg.lora_rank))
+    fill(cfg, by_size(n_parameters, env_kind(cfg.env), not cfg.lora_rank))
     small_swarm = cfg.env == "swarm" and n_parameters <= SMALL_MODEL
-    if small_swarm and "error_penalty" not in given(cfg):
+    if small_swarm and "error_penalty" not in parse_set(cfg):
         cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
     return cfg
 
@@ -335,11 +335,11 @@ def fill(cfg: Config, defaults: dict) -> None:
 
 def by_env(env: str) -> dict:
     """Defaults that depend on the environment."""
-    return BY_ENV[kind(env)] | (LONG_BATCHES if env == "swarm" else BATCHES)
+    return BY_ENV[env_kind(env)] | (LONG_BATCHES if env == "swarm" else BATCHES)
 
 
 def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
-    """Defaults that depend on the model's size; env as kind() has it.
+    """Defaults that depend on the model's size; env as env_kind() has it.
 
     Large models: published recipes (RATES …). Others: what was tried here (RUN_HERE).
     all_weights: no LoRA.
@@ -402,7 +402,7 @@ def dev_seeds(cfg: Config) -> list[int]:
 
 def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
     """n seeds, or fewer if there are fewer tasks: a file of rows has only so many."""
-    most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else n
+    most = make_env(cfg, 0).how_many(first) if env_kind(cfg.env) == "known" else n
     if most is None:  # a generator of tasks
         return known_tasks().different(cfg.env, first, n)
     return [first + i for i in range(min(n, most))]
@@ -424,31 +424,31 @@ LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 
 
-def kind(env: str) -> str:
-    """An environment's name in tables: its own, "known", or "yours" (FILE.py:CLASS)."""
+def env_kind(env: str) -> str:
+    """A name in tables: the environment's own, "known", or "custom" (FILE.py:CLASS)."""
     if env.startswith(("jsonl:", "reasoning_gym:")):
         return "known"
-    return "yours" if ".py:" in env else env
+    return "custom" if ".py:" in env else env
 
 
-def short(env: str) -> str:
+def env_name(env: str) -> str:
     """The name in run folders: CLASS of FILE.py:CLASS, ROWS of jsonl:ROWS.jsonl."""
-    if kind(env) == "known":
+    if env_kind(env) == "known":
         return Path(env.partition(":")[2].partition(",")[0]).stem
     return env.rpartition(":")[2]
 
 
 def class_of(env: str) -> type | None:
     """The class of an environment; None for known tasks, which have no settings."""
-    if kind(env) == "known":
+    if env_kind(env) == "known":
         return None
-    if kind(env) == "yours":
-        return yours(env)
+    if env_kind(env) == "custom":
+        return load_custom_env(env)
     return getattr(import_module(f"env_{env}"), env.capitalize())
 
 
 @cache  # an environment is made for every episode
-def yours(env: str) -> type:
+def load_custom_env(env: str) -> type:
     """The class of `--env FILE.py:CLASS` (docs/fork.md has one).
 
     ValueError if it cannot be used.
@@ -487,11 +487,11 @@ def settable(env: str) -> dict[str, type]:
     """{setting: its type}: what --set can change, the fields of the dataclass."""
     cls = class_of(env)
     own = fields(cls) if is_dataclass(cls) else ()
-    flags = () if kind(env) == "yours" else OF_ENVIRONMENTS.values()
+    flags = () if env_kind(env) == "custom" else OF_ENVIRONMENTS.values()
     return {f.name: get_type_hints(cls)[f.name] for f in own if f.name not in flags}
 
 
-def given(cfg: Config) -> dict:
+def parse_set(cfg: Config) -> dict:
     """{setting: value} of --set NAME=VALUE …; the last one counts.
 
     ValueError with one sentence if there is no such setting, or the value is wrong.
@@ -503,10 +503,10 @@ def given(cfg: Config) -> dict:
             raise ValueError(f"--set {word}: give NAME=VALUE")
         if name not in types:
             cure = f"choose {', '.join(types)}" if types else "leave it out"
-            if name in OF_ENVIRONMENTS and kind(cfg.env) != "yours":
-                cure = f"it is the flag {option(name)}"
+            if name in OF_ENVIRONMENTS and env_kind(cfg.env) != "custom":
+                cure = f"it is the flag {flag_name(name)}"
             raise ValueError(
-                f"--set {word}: {short(cfg.env)} has no such setting; {cure}"
+                f"--set {word}: {env_name(cfg.env)} has no such setting; {cure}"
             )
         values[name] = read_value(types[name], text, word)
     return values
@@ -533,18 +533,18 @@ def read_value(kind_of: type, text: str, word: str):
 
 def make_env(cfg: Config, difficulty):
     """A fresh environment, with the flags that it has fields for, and with --set."""
-    if kind(cfg.env) == "known":
+    if env_kind(cfg.env) == "known":
         return known_tasks().open_known(cfg.env, cfg.think)
     cls = class_of(cfg.env)
-    if kind(cfg.env) == "yours":
-        env = cls(**given(cfg))
+    if env_kind(cfg.env) == "custom":
+        env = cls(**parse_set(cfg))
         if levels_of(cfg.env):
             env.level = difficulty
         return env
     values = vars(cfg) | {"difficulty": difficulty}
     own = {f.name for f in fields(cls)}
     flags = {name: values[x] for x, name in OF_ENVIRONMENTS.items() if name in own}
-    return cls(**flags, **given(cfg))
+    return cls(**flags, **parse_set(cfg))
 
 
 def known_tasks():
@@ -572,15 +572,15 @@ def command_line(
         if cfg.env != defaults.get("env", cfg.env):
             cfg.set = typed_settings  # the preset's are for another environment
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
-    ways = lambda name: {option(name), option(f"no_{name}")}
+    ways = lambda name: {flag_name(name), flag_name(f"no_{name}")}
     return cfg, {name for name in vars(cfg) if ways(name) & flags}
 
 
-def option(name: str) -> str:
+def flag_name(name: str) -> str:
     """A field of Config as it is typed: lora_rank is --lora-rank."""
     return f"--{name.strip('_').replace('_', '-')}"
 
 
 if __name__ == "__main__":
     for name, value in vars(Config()).items():
-        print(f"{option(name):26} {value!r}")
+        print(f"{flag_name(name):26} {value!r}")

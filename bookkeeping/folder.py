@@ -109,7 +109,7 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     refuse_taken(cfg)
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
     over_api = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
-    name = cfg.name or f"{over_api}{settings.short(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S}"
+    name = cfg.name or f"{over_api}{settings.env_name(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S}"
     # Three seeds started with one command line begin in the same second.
     folders = [Path(cfg.runs) / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
     folder = next(path for path in folders if cfg.name or not path.exists())
@@ -195,7 +195,7 @@ def take_typed(flag: str, cfg, command_line, names: set[str], may_change) -> Non
         value, saved = getattr(command_line, name), getattr(cfg, name)
         if name not in may_change and value != saved:
             raise SystemExit(
-                f"{settings.option(name)} cannot change on {flag}: this run has {saved!r}; "
+                f"{settings.flag_name(name)} cannot change on {flag}: this run has {saved!r}; "
                 "leave it out, or start a new run for another experiment"
             )
         setattr(cfg, name, value)
@@ -210,9 +210,9 @@ def sources(env: str) -> list[Path]:
     here = Path(settings.__file__).resolve().parent
     # it also splits thoughts from answers, for all our environments
     letters = here / "env_letters.py"
-    if settings.kind(env) == "yours":
+    if settings.env_kind(env) == "custom":
         return [Path(env.rpartition(":")[0])]
-    if settings.kind(env) == "known":
+    if settings.env_kind(env) == "known":
         known = settings.known_tasks()
         return [letters, Path(known.__file__), *known.open_source(env).files]
     rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []

@@ -52,14 +52,14 @@ from settings import (
     Config,
     by_env,
     class_of,
+    env_kind,
+    env_name,
     fill,
-    given,
-    kind,
+    flag_name,
     levels_of,
     make_env,
-    option,
+    parse_set,
     promote_of,
-    short,
     task_seeds,
 )
 
@@ -231,7 +231,7 @@ def check(cfg: Config) -> None:
 
     Also fills in what depends on the environment, and lists every setting of --set once.
     """
-    if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
+    if env_kind(cfg.env) not in BY_ENV or cfg.env in ("custom", "known"):
         refuse(
             cfg,
             "env",
@@ -239,13 +239,13 @@ def check(cfg: Config) -> None:
             "reasoning_gym:NAME, or FILE.py:CLASS",
         )
     fill(cfg, by_env(cfg.env))
-    if kind(cfg.env) == "yours":
+    if env_kind(cfg.env) == "custom":
         check_level(cfg)
     for flags, wrong, why in REFUSALS:
         for flag in flags.split():
             if wrong(cfg, getattr(cfg, flag)):
                 refuse(cfg, flag, why)
-    cfg.set = [f"{name}={value}" for name, value in sorted(given(cfg).items())]
+    cfg.set = [f"{name}={value}" for name, value in sorted(parse_set(cfg).items())]
 
 
 def refuse(cfg: Config, flag: str, why: str) -> None:
@@ -253,7 +253,7 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
     value = getattr(cfg, flag)
     typed = "" if isinstance(value, bool) else f" {value}"
     why = why.format(**vars(cfg), last_seed=seeds_of(cfg) - 1)
-    raise ValueError(f"{option(flag)}{typed}: {why}")
+    raise ValueError(f"{flag_name(flag)}{typed}: {why}")
 
 
 def is_stale(cfg: Config) -> bool:
@@ -283,19 +283,19 @@ def check_level(cfg: Config) -> None:
     fill(cfg, {"difficulty": list(found.values())[-1]})
     if str(cfg.difficulty) not in found:
         some = f"has {', '.join(found)}" if levels else "has no levels"
-        refuse(cfg, "difficulty", f"{short(cfg.env)} {some}; see docs/fork.md")
+        refuse(cfg, "difficulty", f"{env_name(cfg.env)} {some}; see docs/fork.md")
     cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
 
 
 def warn_unread_flags(cfg: Config, typed: set[str]) -> None:
     """Print the flags of environments that were typed, and that this one does not read."""
-    read = {"yours": {"difficulty"}, "known": {"think"}}.get(kind(cfg.env))
+    read = {"custom": {"difficulty"}, "known": {"think"}}.get(env_kind(cfg.env))
     if read is None:
         own = {field.name for field in fields(class_of(cfg.env))}
         read = {name for name, field in OF_ENVIRONMENTS.items() if field in own}
     useless = sorted(typed & OF_ENVIRONMENTS.keys() - read)
     if useless:
-        print(f"--env {cfg.env} ignores {', '.join(map(option, useless))}")
+        print(f"--env {cfg.env} ignores {', '.join(map(flag_name, useless))}")
 
 
 # ------------------------------------------------------------------------- an environment's answers
@@ -415,7 +415,7 @@ def shown(value) -> str:
 
 def preflight(cfg) -> None:
     """Try out an environment that is not ours. ValueError says what is wrong, and where."""
-    page = {"yours": "docs/fork.md", "known": "docs/tasks.md"}.get(kind(cfg.env))
+    page = {"custom": "docs/fork.md", "known": "docs/tasks.md"}.get(env_kind(cfg.env))
     if page is None:
         return
     try:
@@ -424,7 +424,7 @@ def preflight(cfg) -> None:
             check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0, promote)
     except ValueError as wrong:
         raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
-    if kind(cfg.env) == "known":
+    if env_kind(cfg.env) == "known":
         print(make_env(cfg, cfg.difficulty).about)
 
 

@@ -51,7 +51,7 @@ from chat import QWEN, in_plain_words
 from env_letters import split_thinking
 from evaluate import eval_line, eval_sets
 from rollout import EnvironmentFailed, Episode, finish
-from settings import Config, by_size, dev_seeds, fill, kind
+from settings import Config, by_size, dev_seeds, env_kind, fill
 from swarm.tools import written
 
 RETRIES = 5  # per request; the client's pause starts at half a second and doubles each time
@@ -267,7 +267,7 @@ def evaluate_api(cfg: Config) -> Path:
     preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; without SFT
     seeds = dev_seeds(cfg)
     cfg.eval_n = len(seeds)  # a file of rows may have fewer
-    fill(cfg, by_size(math.inf, kind(cfg.env)))
+    fill(cfg, by_size(math.inf, env_kind(cfg.env)))
     end, started = Endpoint(cfg), time.monotonic()
     folder, lock = make_folder(cfg)  # noqa: F841  (the lock is kept while it lives)
     records.write_json(folder / "config.json", asdict(cfg))

@@ -187,7 +187,7 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         "gradient_checkpointing": cfg.gradient_checkpointing,
         "use_cpu": device == "cpu",
         "bf16": narrow,
-        "output_dir": f"{cfg.runs}/{cfg.name or 'trl-' + settings.short(cfg.env)}",
+        "output_dir": f"{cfg.runs}/{cfg.name or 'trl-' + settings.env_name(cfg.env)}",
         "save_steps": cfg.save_every,
         "logging_steps": 1,
         "report_to": "none",

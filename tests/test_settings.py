@@ -179,7 +179,7 @@ def test_set_gives_an_environment_its_fields(tmp_path):
     mine = "from dataclasses import dataclass\n@dataclass\nclass Sums:\n    most: int = 9"
     (tmp_path / "sums.py").write_text(GOOD.replace("class Sums:", mine))
     cfg = Config(env=f"{tmp_path}/sums.py:Sums", set=["most=3"])
-    assert settings.make_env(cfg, 0).most == 3 and settings.short(cfg.env) == "Sums"
+    assert settings.make_env(cfg, 0).most == 3 and settings.env_name(cfg.env) == "Sums"
 
 
 def test_a_small_model_pays_for_errors_in_swarm_unless_another_price_is_set():
@@ -323,7 +323,7 @@ def sums(folder, old: str = "", new: str = "", **flags) -> Config:
     """The Config of a run on the environment above, with one change."""
     assert GOOD.count(old) == 1 or not old
     (folder / "sums.py").write_text(GOOD.replace(old, new) if old else GOOD)
-    settings.yours.cache_clear()
+    settings.load_custom_env.cache_clear()
     return Config(env=f"{folder}/sums.py:Sums", **flags)
 
 
