@@ -199,19 +199,17 @@ def open_group(
     opening, env = ready[0].episode.messages, ready[0].env
     # Outside of end_on_failure: a template that fails here would fail for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
-    problem = ""
-    if any(p.episode.messages != opening for p in ready):
-        problem = f"reset({seed}) gave two openings, and a group must share one task"
-    elif len(ids) > max_prompt:
+    alike = all(p.episode.messages == opening for p in ready)
+    problem = "" if alike else "gave two openings, and a group must share one task"
+    if alike and len(ids) > max_prompt:
         problem = (
-            f"task {seed}: a prompt of {len(ids)} tokens leaves no room for a reply; "
-            f"the limit is {max(max_prompt, 0)}: give a lower --max-tokens or shorter "
-            "tasks"
+            f"is a prompt of {len(ids)} tokens, which leaves no room for a reply; the "
+            f"limit is {max(max_prompt, 0)}: give a lower --max-tokens or shorter tasks"
         )
     for p in ready:
-        if problem:
-            p.episode.stop_reason, p.episode.error = "error", problem
-        else:
+        with end_on_failure(p.episode):
+            if problem:
+                raise ValueError(f"reset({seed}) {problem}")
             append_given(p.episode, ids)
     return group
 

@@ -130,7 +130,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     env = new_env(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
-    turns = getattr(env, "max_turns", 1)
+    turns = getattr(env, "max_turns", None)  # None: it does not say
     line = fit_memory(cfg, policy, len(prompt), turns)  # may set cfg.micro_tokens
     print(line, end="")
     if cfg.gradient_checkpointing:

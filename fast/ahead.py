@@ -78,13 +78,13 @@ class SyncRollouts:
         self.make_env, self.task_seeds = make_env, task_seeds
         self.seconds: dict[str, float] = {}
         # Of each batch that was requested: (its level, a function that returns it), oldest first.
-        self.asked: list[tuple] = []
+        self.requests: list[tuple] = []
 
     def batch(self, update: int, level) -> list[list[Episode]]:
         """The groups [num_tasks][k] of an update; also requests those of the next N updates."""
         cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
-        for number in range(update + len(self.asked), min(update + cfg.async_rollouts + 1, end)):
+        for number in range(update + len(self.requests), min(update + cfg.async_rollouts + 1, end)):
             job = (
                 partial(self.make_env, level),
                 parallel.shard(self.task_seeds(number)),
@@ -93,8 +93,8 @@ class SyncRollouts:
                 cfg.temperature,
                 cfg.seed,
             )
-            self.asked.append((level, self.ask(job, update)))
-        self.level, answer = self.asked.pop(0)  # the curriculum may have moved up since
+            self.requests.append((level, self.ask(job, update)))
+        self.level, answer = self.requests.pop(0)  # the curriculum may have moved up since
         groups, self.seconds = answer()
         groups = parallel.gather(groups)
         for number, group in enumerate(groups):  # every process counted its groups from 0

@@ -409,11 +409,11 @@ def kept_per_token(policy: Policy, longest: int, tokens: int = 32) -> float:
     return sum(kept[place].nbytes() for place in kept.keys() - weights) / tokens / 2**30
 
 
-def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
+def fit_memory(cfg, policy: Policy, opening: int, turns: int | None = None) -> str:
     """Choose settings that make an update fit a CPU's memory, unless typed; returns a line on it.
 
-    opening: tokens of the first prompt; turns: the most replies (1, if the environment does not
-    say). ValueError if not even one conversation fits.
+    opening: tokens of the first prompt; turns: the most replies. If the environment does not say
+    (None), the plan is for one. ValueError if not even one conversation fits.
     """
     if policy.device.type != "cpu" or cfg.micro_tokens:
         cfg.micro_tokens = cfg.micro_tokens or MOST_TOKENS
@@ -425,7 +425,7 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int = 1) -> str:
     copies = (1 + bool(cfg.async_rollouts or cfg.kl)) * width(policy.lm.parameters())
     room = free - copies - 3 * width(policy.trainable().values()) - 0.5
     # Of your own environment only these are known, and nothing of what it says between the replies.
-    replies, given = TALK.get(cfg.env, (turns, opening))
+    replies, given = TALK.get(cfg.env, (turns or 1, opening))
     longest = replies * cfg.max_tokens + given
     by_the_model = cfg.plain or cfg.gradient_checkpointing
     kept = kept_per_token(policy, SHORT + 1 if by_the_model else longest)
