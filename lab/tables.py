@@ -25,6 +25,7 @@ import numpy as np
 
 import metrics
 from bookkeeping import logs
+from bookkeeping.compare import by_variance, holm, small, variance_of_mean
 from bookkeeping.doctor import ILLNESSES, cure
 from env_letters import make_task
 from lab import claims
@@ -39,6 +40,26 @@ INTERVAL = re.compile(
     r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]"
 )
 WAYS = ("greedy", "sampled")
+# Better names of arms. results/ keeps the name that lab/study.toml had when they ran.
+LABELS = {
+    ("letters", "selection"): (
+        "RL without a baseline (REINFORCE on right answers), drawn anew in every update"
+    ),
+    ("letters", "chance"): (
+        "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves nothing)"
+    ),
+    ("real", "own"): (
+        "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew in every "
+        "update"
+    ),
+    ("real", "way_start"): (
+        "50 steps of SFT on 100 answers with the way to them (its replies may have 64 tokens, "
+        "GRPO's 16)"
+    ),
+}
+# Arms that got more seeds after a look at held-out results. Comparisons with them have the wider
+# interval that a claim has for its looks.
+LOOKED_AT = {"real": ("more_sft", "own", "way_start"), "real_spelt": ("short",)}
 Cell = str | Callable[[dict], object]
 
 
@@ -105,9 +126,9 @@ def scores(arm: dict, measure: str = "exact", how: str = "greedy", world: str = 
     return [numbers(way.get(how, next(iter(way.values())))[measure]) for way in ways]
 
 
-def over(rows: list) -> Interval:
+def over(rows: list, level: float = 0.95) -> Interval:
     """The mean of [seeds][tasks], its interval over seeds and tasks; for one policy, over tasks."""
-    return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows)
+    return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows, level)
 
 
 def percent(rows: list, digits: int = 1) -> str:
@@ -115,12 +136,12 @@ def percent(rows: list, digits: int = 1) -> str:
     return over(rows).within(0.0, 1.0).percent(digits)
 
 
-def less(ours: list, theirs: list) -> Interval:
+def less(ours: list, theirs: list, level: float = 0.95) -> Interval:
     """Ours minus theirs, paired by seed and task; a single policy is paired with every seed."""
     if len(ours) == 1 == len(theirs):
         return metrics.gain(theirs[0], ours[0])
     theirs = theirs * len(ours) if len(theirs) == 1 else theirs
-    return over([a - b for a, b in zip(ours, theirs)])
+    return over([a - b for a, b in zip(ours, theirs)], level)
 
 
 def share(right: float, n: int) -> str:
@@ -129,9 +150,18 @@ def share(right: float, n: int) -> str:
 
 # ------------------------------------------------------------------------------- arms and cells
 def arms(table: str, *names: str) -> list[dict]:
-    """The arms of results/TABLE.json, or those named; each with its name, and with the others."""
-    found = read(table)["arms"]
-    return [found[name] | {"name": name, "others": found} for name in names or found]
+    """The arms of results/TABLE.json, or those named.
+
+    Each has its name, its label, the other arms, and the level of intervals of comparisons with it.
+    """
+    found, looked_at, rows = read(table)["arms"], LOOKED_AT.get(table, ()), []
+    for name in names or found:
+        row = {"name": name, "others": found}
+        row["level"] = claims.LEVEL if name in looked_at else 0.95
+        if (table, name) in LABELS:
+            row["what"] = LABELS[table, name]
+        rows.append(found[name] | row)
+    return rows
 
 
 def stages(table: str, **names: str) -> list[dict]:
@@ -173,16 +203,18 @@ def bold(cell: Cell) -> Cell:
     return lambda arm: f"**{cell(arm)}**" if arm["name"] == "grpo" else cell(arm)
 
 
-def difference(arms: dict, a: str, b: str, how="greedy", world="", measure="reward") -> Interval:
+def difference(
+    arms: dict, a: str, b: str, how="greedy", world="", measure="reward", level=0.95
+) -> Interval:
     """Arm a minus arm b."""
-    return less(*(scores(arms[name], measure, how, world) for name in (a, b)))
+    return less(*(scores(arms[name], measure, how, world) for name in (a, b)), level)
 
 
 def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()) -> Cell:
     """An arm minus the row's arm, in points if a share. The rows in `but` have none."""
 
     def cell(arm: dict) -> str:
-        found = difference(arm["others"], ours, arm["name"], how, "", measure)
+        found = difference(arm["others"], ours, arm["name"], how, "", measure, arm["level"])
         text = found.points() if measure == "exact" else found.signed()
         return "" if arm["name"] in (ours, *but) else text
 
@@ -230,9 +262,18 @@ COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
     "seeds": seeds,
     "after SFT": lambda arm: percent(of_seeds(arm, "after_sft")),
     "after GRPO": lambda arm: percent(of_seeds(arm, "final")),
-    "gained": lambda arm: over(gained(arm)).points(),
+    "gained": lambda arm: over(gained(arm), arm["level"]).points(),
     "n": lambda arm: len(of_seeds(arm, "final")[0]),
 }
+
+
+def right(title: str, rows: list[dict]) -> str:
+    """A table of what arms get exactly right; its head says how many tasks and seeds they all had."""
+    [(n, n_seeds)] = {(len(scores(arm)[0]), len(arm["seeds"])) for arm in rows}
+    return made(
+        rows,
+        {title: "{what}", f"right, {n} held-out tasks, {n_seeds} seeds": bold(exact())},
+    )
 
 
 def best_guess(arm: dict) -> np.ndarray:
@@ -260,40 +301,38 @@ def beyond_the_guess(arm: dict) -> str:
     return ", ".join(map(" → ".join, zip(before, after)))
 
 
-def pairs(what: str, name: str, *rows: tuple[str, str, str]) -> str:
+def pairs(what: str, name: str, *rows: tuple[str, str, str], level: float = 0.95) -> str:
     """A table: rows (title, an arm of results/NAME.json, another), paired by seed and task."""
     found = {arm["name"]: (scores(arm), of_seeds(arm, "final")) for arm in arms(name)}
     cells = []
     for title, a, b in rows:
         compared = zip(found[a], found[b])  # held-out tasks, then development tasks
-        text = [[less(x, y).points(), per_seed(x, y)] for x, y in compared]
+        text = [[less(x, y, level).points(), per_seed(x, y)] for x, y in compared]
         cells.append([title, *text[0], *text[1]])
     return table(f"{what} | held-out tasks | each seed | development tasks | each seed", cells)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "letters": lambda: made(  # before and after, on held-out tasks
+    "letters": lambda: right(  # pico_base: what somebody would try first
+        "letters, 0.9M parameters",
         stages(
             "letters",
-            base="letters, tier 6: the base, before anything",
-            start="after 50 steps of SFT on 100 demonstrations that do not spell",
-            grpo="after 150 updates of GRPO from there",
-            sft_derives="no GRPO: SFT on 100 demonstrations that spell",
-            begun="no training: the base, its reply begun with two letters spelt",
-        )
-        + stages(
-            "real",
-            start="SmolLM2-135M's sums of two digits, after SFT",
-            grpo="the sums after GRPO from there",
-            own="the sums, no GRPO: SFT on its own right answers",
-            way_start="the sums, no GRPO: SFT on worked examples",
+            start="warm-up: 100 demonstrations that do not spell",
+            sft_states="the same demonstrations, for as many tokens as GRPO",
+            grpo="**GRPO after the warm-up**",
+            sft_derives="100 demonstrations that spell, no RL",
         ),
-        {
-            "": "{what}",
-            "exactly right": bold(exact()),
-            "held-out tasks": lambda arm: len(scores(arm)[0]),
-            "seeds": seeds,
-        },
+    ),
+    "sums": lambda: right(  # SmolLM2: the same question
+        "sums, SmolLM2-135M",
+        stages(
+            "real",
+            start="warm-up: 100 answers",
+            more_sft="the same answers for longer",
+            grpo="**GRPO after the warm-up**",
+            own="RL without a baseline (REINFORCE on right answers)",
+            way_start="100 worked examples, no RL (64 tokens, GRPO 16)",
+        ),
     ),
     "letters_arms": lambda: made(  # GRPO beside what might do as well
         arms("letters"),
@@ -322,7 +361,9 @@ TABLES: dict[str, Callable[[], str]] = {
             "held-out tasks": lambda arm: len(scores(arm)[0]),
             "right format": mean("format", ".0%"),
             "right anywhere": mean("found", ".1%"),
-            "GRPO minus this": gain("grpo", but=("base", "grpo_more", "way_grpo")),
+            "GRPO minus this; 98.3% if seeds were added": gain(
+                "grpo", but=("base", "grpo_more", "way_grpo")
+            ),
         },
     ),
     "real_gain": lambda: made(
@@ -334,13 +375,14 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "real_pairs": lambda: pairs(
-        "points on SmolLM2's sums",
+        "points on SmolLM2's sums, intervals of 98.3%",
         "real",
         ("GRPO minus more SFT", "grpo", "more_sft"),
-        ("GRPO minus SFT on its own right answers", "grpo", "own"),
-        ("GRPO minus SFT that shows the way", "grpo", "way_start"),
-        ("SFT on its own right answers minus more SFT", "own", "more_sft"),
+        ("GRPO minus RL without a baseline", "grpo", "own"),
+        ("GRPO minus SFT that shows the way (64 tokens per reply, GRPO 16)", "grpo", "way_start"),
+        ("RL without a baseline minus more SFT", "own", "more_sft"),
         ("more SFT minus where all three began", "more_sft", "start"),
+        level=claims.LEVEL,
     ),
     "real_letters": lambda: made(  # SmolLM2's letters
         arms("real_letters"),
@@ -623,9 +665,10 @@ def swarm_also() -> Iterable[list]:
 def swarm_worlds() -> Iterable[list]:
     """The three policies, trained on medium scenarios of v0.2, in other worlds."""
     found, trained_there = read("swarm")["arms"], {"hard": "hard", "medium, v0.1": "v01"}
-    for world in found["expert"]["seeds"][0]["held_out"]:
-        if "scale" in world:
-            continue
+    worlds = [world for world in found["expert"]["seeds"][0]["held_out"] if "scale" not in world]
+    played = [(world, how) for world in worlds for how in WAYS]
+    chances = dict(zip(played, holm([chance(found, *place) for place in played])))
+    for world in worlds:
         there = trained_there.get(world)
         yield [
             world,
@@ -633,7 +676,16 @@ def swarm_worlds() -> Iterable[list]:
             reward("greedy", world)(found[there]) if there else "",
             reward("scripted", world)(found["expert"]),
             *(difference(found, "grpo", "expert", how, world).signed() for how in WAYS),
+            " / ".join(small(chances[world, how]) for how in WAYS),
         ]
+
+
+def chance(arms: dict, world: str, how: str) -> float:
+    """p that GRPO minus the expert is 0, by the same variances as its interval."""
+    theirs = scores(arms["expert"], "reward", how, world)[0]
+    rows = np.array([ours - theirs for ours in scores(arms["grpo"], "reward", how, world)])
+    parts = [variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
+    return by_variance(float(rows.mean()), parts, rows.shape[1])[1]
 
 
 def swarm_published() -> Iterable[list]:
@@ -728,6 +780,7 @@ TABLES |= {
             "sampled": reward("sampled"),
             "GRPO minus this, greedy": gain("grpo", "reward"),
             "GRPO minus this, sampled": gain("grpo", "reward", "sampled"),
+            "work": work,
         },
     ),
     "swarm_players": lambda: table(
@@ -736,7 +789,7 @@ TABLES |= {
     ),
     "swarm_worlds": lambda: table(
         "world | GRPO, greedy | sampled | trained there, greedy | expert"
-        " | GRPO minus expert, greedy | sampled",
+        " | GRPO minus expert, greedy | sampled | p, Holm's of twelve: greedy / sampled",
         swarm_worlds(),
     ),
     "swarm_also": lambda: table("reward | greedy | sampled", swarm_also()),
@@ -875,6 +928,16 @@ def doctor() -> Iterable[list]:
         yield [name, illness["causes"][0], flags if first == name else f"as *{first}*"]
 
 
+def claimed(check: claims.Check) -> list[str]:
+    """A check's columns. A difference of two shares is at most 100 points; Student's t does not
+    know that, so the interval ends there."""
+    text, predicted, measured, many, verdict = claims.row(check)
+    if check.unit == " points":
+        found = claims.interval(check.rows, most=check.most)
+        measured = found.within(-1.0, 1.0).points()
+    return [text, predicted, measured, many, verdict and f"**{verdict}**"]
+
+
 TABLES |= {
     "lessons": lambda: made(
         lessons(),
@@ -887,11 +950,7 @@ TABLES |= {
     ),
     "claim_numbers": lambda: table(  # what decides each claim, and what pages cite besides
         "claim | number | predicted | measured | n | verdict",
-        (
-            [name, *claims.row(check)[:4], check.verdict and f"**{check.verdict}**"]
-            for name in claims.CLAIMS
-            for check in claims.checks(name)
-        ),
+        ([name, *claimed(check)] for name in claims.CLAIMS for check in claims.checks(name)),
     ),
     "trust": lambda: made(  # what was tried, how often it happened, and Wilson's interval of that
         arms("trust"),
