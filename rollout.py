@@ -200,16 +200,16 @@ def open_group(
     # Outside of end_on_failure: a template that fails here would fail for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     alike = all(p.episode.messages == opening for p in ready)
-    problem = "" if alike else "gave two openings, and a group must share one task"
+    problem = "" if alike else "two openings, and a group must share one task"
     if alike and len(ids) > max_prompt:
         problem = (
-            f"is a prompt of {len(ids)} tokens, which leaves no room for a reply; the "
-            f"limit is {max(max_prompt, 0)}: give a lower --max-tokens or shorter tasks"
+            f"a prompt of {len(ids)} tokens leaves no room for a reply; the limit is "
+            f"{max(max_prompt, 0)}: give a lower --max-tokens or shorter tasks"
         )
     for p in ready:
         with end_on_failure(p.episode):
             if problem:
-                raise ValueError(f"reset({seed}) {problem}")
+                raise ValueError(f"task {seed}: {problem}")
             append_given(p.episode, ids)
     return group
 
