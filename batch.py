@@ -33,7 +33,7 @@ class Batch:
     episodes: list
     ids: torch.Tensor  # [N, T] int64
     mask: torch.Tensor  # [N, T-1] bool, True if token t+1 was sampled
-    row: torch.Tensor  # [M] int64, which row the token is in
+    episode_of: torch.Tensor  # [M] int64, which of the episodes the token is in
     sampler_logprobs: torch.Tensor  # [M] log-prob under the policy that sampled it
     # What an update adds (grpo.py):
     advantages: torch.Tensor | None = None  # [M]
@@ -60,7 +60,7 @@ def collate(episodes: list, pad: int, device) -> Batch:
         episodes,
         ids.to(device),
         mask.to(device),
-        row=mask.nonzero()[:, 0].to(device),
+        episode_of=mask.nonzero()[:, 0].to(device),
         sampler_logprobs=torch.tensor(logprobs, device=device),
     )
 
@@ -120,6 +120,6 @@ if __name__ == "__main__":
     batch = collate(episodes, 0, "cpu")
     print("ids, the second row padded with 0:\n", batch.ids)
     print("mask, 1 if token t+1 was sampled:\n", batch.mask.int())
-    print("the row of each sampled token:", batch.row.tolist())
-    print("its log-prob when sampled:    ", batch.sampler_logprobs.tolist())
+    print("the episode of each sampled token:", batch.episode_of.tolist())
+    print("its log-prob when sampled:        ", batch.sampler_logprobs.tolist())
     print("cut into pieces of at most 4 padded tokens:", cut(episodes, 4))

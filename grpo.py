@@ -52,12 +52,13 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     pays each turn (Episode.turn_rewards), a turn's tokens are judged by the rewards
     from that turn on: what came before it cannot be its merit (Shao et al. 2024,
     §4.1.3). Without such rewards all of the reward comes last, and all turns share it.
+    In letters there is one turn, and one number per episode.
 
-    Unlike in that paper rewards are added up first and compared with the group's then.
-    In the other order a reward that comes last would give the first turns another
-    advantage than the last one. Episodes of a group may differ in their number of
-    turns; one that has ended is compared by its last turn. Failed episodes get 0, and
-    do not count in the means.
+    The paper first compares each turn's reward with the group's, and then adds them up.
+    Here it is the other way round: else a reward that is all paid in the last turn
+    would count differently in the turns before it. Episodes of a group may differ in
+    their number of turns; one that has ended is compared by its last turn. Failed
+    episodes get 0, and do not count in the means.
 
     If you change one thing in this repository, change this function.
     """
@@ -73,9 +74,8 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
         rewards = [[reward_from(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
         advantages = group_advantages(rewards, cfg.baseline, normalize)  # [G, k]
-        for e, length, advantage in zip(
-            episodes, lengths, advantages.flatten().tolist()
-        ):
+        flat = advantages.flatten().tolist()  # [G · k]
+        for e, length, advantage in zip(episodes, lengths, flat):
             if turn < len(length):
                 e.advantages += [advantage] * length[turn]
 
@@ -129,7 +129,9 @@ def group_advantages(
 # ------------------------------------------------------------------------------- losses
 
 
-def clipped(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
+def clipped_surrogate(
+    batch: Batch, now: Output, ratio: torch.Tensor, clip
+) -> torch.Tensor:
     """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
 
     A token that is already much likelier than it was gains no more from getting
@@ -146,10 +148,7 @@ def reinforce(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Ten
 
 
 def cispo(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """c · A · log p. The clipped ratio c is a constant: no token loses its gradient.
-
-    [M]
-    """
+    """c · A · log p, [M]. The clipped ratio c is a constant: no gradient is lost."""
     low, high = clip
     constant = ratio.detach().clamp(1 - low, 1 + high)  # [M]
     return constant * batch.advantages * now.logprobs
@@ -191,13 +190,13 @@ LOSSES = {
     # Williams 1992
     "reinforce": Loss(reinforce, clip=NO_CLIP),
     # Shao 2024, eq. 3, with PPO's ε
-    "grpo": Loss(clipped, weight="episode"),
+    "grpo": Loss(clipped_surrogate, weight="episode"),
     # Liu 2025, §3.2
-    "dr_grpo": Loss(clipped, weight="longest", normalize=False),
+    "dr_grpo": Loss(clipped_surrogate, weight="longest", normalize=False),
     # Yu 2025, eq. 8
-    "dapo": Loss(clipped, clip=(0.2, 0.28)),
+    "dapo": Loss(clipped_surrogate, clip=(0.2, 0.28)),
     # Zheng 2025, eq. 5
-    "gspo": Loss(clipped, ratio="episode", clip=(3e-4, 4e-4), weight="episode"),
+    "gspo": Loss(clipped_surrogate, "episode", clip=(3e-4, 4e-4), weight="episode"),
     # MiniMax-M1 2025, eq. 4, with dapo's ε_high; no lower bound
     "cispo": Loss(cispo, clip=(math.inf, 0.28)),
 }
@@ -232,47 +231,44 @@ def update(
 
     Raises FloatingPointError before the step if the loss or the gradient is not finite.
     """
-    row = LOSSES[cfg.loss]
-    weighted = weigh(episodes, row, cfg)  # [(episode, weight of each of its tokens)]
+    spec = LOSSES[cfg.loss]
+    weighted = weigh(episodes, spec, cfg)  # [(episode, weight of each of its tokens)]
     if not weighted:  # nothing to learn: no step
         return Updated()
-    batches = micro_batches(policy, weighted, row, cfg, how)
-    result = Updated()
-
-    def loss_of(batch: Batch) -> torch.Tensor:
-        ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
-        now = how.forward(policy, ids, mask, cfg.temperature, row.needs_logits)
-        if batch.old_logprobs is None:  # this update's first look at the batch
-            batch.old_logprobs, batch.importance = old_and_importance(batch, now, cfg)
-        weights = batch.weights * batch.importance  # [M]
-        ratio = RATIOS[row.ratio](batch, now)  # [M]
-        gain = row.gain(batch, now, ratio, row.clip)  # [M]
-        loss = -(weights * gain).sum()
-        kl = kl_to_reference(policy, reference, batch, now, cfg, how)  # [M]
-        if cfg.kl:
-            loss = loss + cfg.kl * (weights * kl).sum()
-        result.passes[-1].append((batch, to_log(row, batch, now, ratio, gain, kl)))
-        return loss
-
+    batches = micro_batches(policy, weighted, spec, cfg, how)
+    passes = []
     for _ in range(cfg.epochs):
-        result.passes.append([])
-        step = take_step(policy, optimizer, batches, loss_of, how)
-        result.loss, result.grad_norm = step
-    return result
+        optimizer.zero_grad(set_to_none=True)
+        total, found = 0.0, []
+        for batch in batches:
+            ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
+            now = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
+            set_old_logprobs(batch, now, cfg)  # at a batch's first pass
+            ratio = RATIOS[spec.ratio](batch, now)  # [M]
+            gain = spec.gain(batch, now, ratio, spec.clip)  # [M]
+            kl = kl_to_reference(policy, reference, batch, now, cfg, how)  # [M]
+            loss = -(batch.weights * gain).sum()
+            loss = loss + cfg.kl * (batch.weights * kl).sum()
+            loss.backward()  # gradients of micro-batches add up
+            total += loss.item()
+            found.append((batch, to_log(spec, batch, now, ratio, gain, kl)))
+        total, grad_norm = take_step(policy, optimizer, total, how)
+        passes.append(found)
+    return Updated(total, grad_norm, passes)
 
 
 # ------------------------------------ what update calls, in order: 1. before the passes
 
 
 def weigh(
-    episodes: list[Episode], row: Loss, cfg
+    episodes: list[Episode], spec: Loss, cfg
 ) -> list[tuple[Episode, torch.Tensor]]:
     """The episodes to train on, each with the weight of one of its tokens."""
     scored = [e for e in episodes if has_score(e)]
     lengths = torch.tensor([e.reply_tokens for e in scored], dtype=torch.float32)
-    weights = token_weights(row.weight, lengths, cfg.max_tokens)  # [N]
+    weights = token_weights(spec.weight, lengths, cfg.max_tokens)  # [N]
     weighted = [*zip(scored, weights)]
-    if cfg.kl > 0 or row.needs_logits:
+    if cfg.kl > 0 or spec.needs_logits:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
     # episode needs no forward pass. It did count when the weights were computed.
@@ -294,7 +290,7 @@ def token_weights(weight: str, lengths: torch.Tensor, max_tokens: int) -> torch.
 def micro_batches(
     policy: Policy,
     weighted: list[tuple[Episode, torch.Tensor]],
-    row: Loss,
+    spec: Loss,
     cfg,
     how: How,
 ) -> list[Batch]:
@@ -303,7 +299,7 @@ def micro_batches(
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = how.deal(by_length)
     # Is a prompt run once for all replies to it? Then it counts once.
-    shared = how.shares_prompts and not row.needs_logits
+    shared = how.shares_prompts and not spec.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
     for indices in cut([e for e, _ in mine], cfg.micro_tokens, shared):
@@ -323,10 +319,10 @@ IMPORTANCE = ("clip", "none", "token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
 
 
-def old_and_importance(
-    batch: Batch, now: Output, cfg
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-probs that the ratio divides by, and what old samples weigh: [M], [M].
+def set_old_logprobs(batch: Batch, now: Output, cfg) -> None:
+    """At the first pass: what the ratio divides by, and what old samples weigh.
+
+    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs.
 
     Samples are off-policy if they come from an older policy (--async-rollouts), or from
     the same weights computed in another way (vLLM in bfloat16). --importance chooses
@@ -342,54 +338,50 @@ def old_and_importance(
                    cap, and far noisier
 
     In the last two the weight is a constant and the clip bounds only this update's own
-    steps (Hilton et al. 2022, §3). In bfloat16, sampler and trainer round differently,
-    and clip clips fresh samples, too: SmolLM2's sums then gained 5 points in place of
-    15 (docs/hardware.md). The default depends on the model (settings.py).
-
-    On samples 8 updates old, none and token fell to 0 within 30 updates, while clip and
-    sequence learnt (results/offpolicy.json). In the first two, the format of the
-    replies falls apart first. This seems to be why: replies in a habit that the policy
-    has given up still have a negative advantage, and they end with the same tokens as
-    every good reply (`</think>`, `<answer>`). Taken one by one, these tokens are as
-    likely as ever, so token pushes them down at full weight. Only the reply as a whole
-    has become unlikely, and only sequence sees that.
+    steps (Hilton et al. 2022, §3). The default depends on the model and on
+    --async-rollouts; docs/hardware.md says what each did.
     """
+    if batch.old_logprobs is not None:
+        return
     start = now.logprobs.detach()  # [M]
-    old = batch.sampler_logprobs if cfg.importance == "clip" else start
+    batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
     log_ratio = start - batch.sampler_logprobs
-    return old, importance_weights(cfg.importance, log_ratio, batch.row)
+    weights = importance_weights(cfg.importance, log_ratio, batch.episode_of)
+    batch.importance = weights
+    batch.weights = batch.weights * weights
 
 
 def importance_weights(
-    level: str, log_ratio: torch.Tensor, row: torch.Tensor, cap: float = CAP
+    level: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
 ) -> torch.Tensor:
     """min(π / π_sampler, cap) of each sampled token, [M].
 
-    log_ratio [M] is log π - log π_sampler, row [M] says which episode a token belongs
-    to. level "token" takes the ratio of the token, "sequence" that of its whole episode
+    log_ratio [M] is log π - log π_sampler, episode_of [M] says which episode a token is
+    in. level "token" takes the ratio of the token, "sequence" that of its whole episode
     (Espeholt et al. 2018, §4.1). "clip" and "none" use no weights: each token counts 1.
     """
     if level in ("clip", "none"):
         return torch.ones_like(log_ratio)
     if level == "sequence":  # the product over an episode's tokens, all turns together
-        rows = int(row.max()) + 1
-        total = log_ratio.new_zeros(rows).index_add(0, row, log_ratio)  # [rows]
-        log_ratio = total[row]
+        n = int(episode_of.max()) + 1
+        total = log_ratio.new_zeros(n).index_add(0, episode_of, log_ratio)  # [n]
+        log_ratio = total[episode_of]
     # the limit comes before exp: a long episode's would overflow
     return log_ratio.clamp(max=math.log(cap)).exp()
 
 
 def token_ratio(batch: Batch, now: Output) -> torch.Tensor:
-    """Each token's probability now, over the old one (old_and_importance): [M]."""
+    """Each token's probability now, over the old one (set_old_logprobs): [M]."""
     return (now.logprobs - batch.old_logprobs).exp()
 
 
 def episode_ratio(batch: Batch, now: Output) -> torch.Tensor:
     """The geometric mean of the ratios of an episode's tokens, for each token: [M]."""
     log_ratio = now.logprobs - batch.old_logprobs  # [M]
-    n = batch.row.bincount().clamp(min=1)  # [N]
-    mean = log_ratio.new_zeros(len(n)).index_add(0, batch.row, log_ratio) / n  # [N]
-    return mean[batch.row].exp()
+    episode_of = batch.episode_of  # [M]
+    n = episode_of.bincount().clamp(min=1)  # [N] tokens of each episode
+    mean = log_ratio.new_zeros(len(n)).index_add(0, episode_of, log_ratio) / n  # [N]
+    return mean[episode_of].exp()
 
 
 RATIOS = {"token": token_ratio, "episode": episode_ratio}
@@ -423,9 +415,9 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def to_log(row: Loss, batch: Batch, now: Output, ratio, gain, kl) -> dict:
+def to_log(spec: Loss, batch: Batch, now: Output, ratio, gain, kl) -> dict:
     """What a pass found of each sampled token, without gradients: {name: [M]}."""
-    unclipped = row.gain(batch, now, ratio, NO_CLIP)  # [M]
+    unclipped = spec.gain(batch, now, ratio, NO_CLIP)  # [M]
     return {
         "logprobs": now.logprobs.detach(),
         "entropy": now.entropy_for_log,
@@ -439,33 +431,23 @@ def to_log(row: Loss, batch: Batch, now: Output, ratio, gain, kl) -> dict:
 
 
 def take_step(
-    policy: Policy,
-    optimizer,
-    batches: list[Batch],
-    loss_of: Callable[[Batch], torch.Tensor],
-    how: How = PLAIN,
+    policy: Policy, optimizer, loss: float, how: How = PLAIN
 ) -> tuple[float, float]:
     """One optimizer step: (loss, norm of the gradient before it is clipped).
 
-    loss_of(batch) -> a number. Gradients of micro-batches add up, and those of several
-    processes. Raises FloatingPointError before the step if loss or norm is not finite.
+    Several processes add up their losses and gradients first; `loss` is this one's.
+    Raises FloatingPointError before the step if loss or norm is not finite.
     """
-    optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    for batch in batches:
-        loss = loss_of(batch)
-        loss.backward()
-        total += loss.item()
     parameters = list(policy.trainable().values())
-    total = how.add_up(parameters, total)
+    loss = how.add_up(parameters, loss)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
-    if not (math.isfinite(total) and math.isfinite(grad_norm)):
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
-            f"loss {total} and gradient norm {grad_norm} are not both finite"
+            f"loss {loss} and gradient norm {grad_norm} are not both finite"
         )
     optimizer.step()
-    return total, grad_norm
+    return loss, grad_norm
 
 
 if __name__ == "__main__":
@@ -477,23 +459,24 @@ if __name__ == "__main__":
 
     # Two answers: a good one of one token, a bad one of three. After a step some of
     # their tokens have left the clip range, 1 ± 0.2.
-    row = torch.tensor([0, 1, 1, 1])
+    episode_of = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
-    new_batch = partial(Batch, [], None, None, row, old, old_logprobs=old)
+    new_batch = partial(Batch, [], None, None, episode_of, old, old_logprobs=old)
     cases = {
         "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
         "after a step": [0.36, 0.30, 0.19, 0.28],
     }
     for title, probabilities in cases.items():
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
-        for name, loss in LOSSES.items():
+        for name, spec in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             # zeros, so that a loss of yours that uses the entropy runs here, too
             now = Output(logprobs, torch.zeros(4), entropy=torch.zeros(4))
-            batch = new_batch(advantages=torch.tensor([1.0, -1.0])[row])
-            weights = token_weights(loss.weight, torch.tensor([1.0, 3.0]), 4)[row]
-            ratio = RATIOS[loss.ratio](batch, now)
-            value = -(weights * loss.gain(batch, now, ratio, loss.clip)).sum()
+            batch = new_batch(advantages=torch.tensor([1.0, -1.0])[episode_of])
+            lengths = torch.tensor([1.0, 3.0])
+            weights = token_weights(spec.weight, lengths, 4)[episode_of]
+            ratio = RATIOS[spec.ratio](batch, now)
+            value = -(weights * spec.gain(batch, now, ratio, spec.clip)).sum()
             value.backward()
             ratios = " ".join(f"{x:.2f}" for x in ratio.tolist())
             gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())

@@ -7,9 +7,11 @@ The one rule is *token-exact*: we train on exactly the tokens that were sampled.
 reply's tokens are kept as they are: never decoded and tokenized again (they may come
 out differently), never rendered again (Qwen3's template drops the thinking of earlier
 turns). What the environment says next is rendered alone, and appended. batch.py makes
-the mask of the loss from `sampled`. A run also logs `mismatch`, how far the trainer's
-log-probs are from the sampler's: on-policy the weights are the same and only the order
-of computation differs, so more than rounding is a mistake.
+the mask of the loss from `sampled`.
+
+A run also logs `mismatch`, how far the trainer's log-probs are from the sampler's:
+on-policy the weights are the same and only the order of computation differs, so more
+than rounding is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
@@ -147,29 +149,39 @@ def play(
 def sample_each(
     sampler, players: list[Player], max_tokens: int, temperature: float, seed: int
 ) -> list[Sample]:
-    """The next reply of each player, [n]. Equal prompts without a cache are read once.
+    """The next reply of each player, [n].
 
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
     # The sampler can keep what it has computed for a conversation; the next turn then
     # reads only what is new. If an episode is always one turn, that is useless.
     keep = getattr(players[0].env, "max_turns", None) != 1
-    alike: dict[object, list[Player]] = {}  # {a prompt that is read once: its players}
+    limits = (max_tokens, temperature)
+    replies: dict[int, Sample] = {}  # {id of a player: its reply}
+    groups = with_one_prompt(players)
+    # A call samples equally often from each prompt. (There is one size of group, if no
+    # episode has ended or failed.)
+    for k in sorted({len(group) for group in groups}):
+        same = [group for group in groups if len(group) == k]
+        prompts = [group[0].episode.token_ids for group in same]
+        seeds = [[player.random_seed(seed) for player in group] for group in same]
+        caches = [group[0].cache for group in same]
+        rows = sampler.sample(prompts, k, *limits, seeds, caches=caches, keep=keep)
+        for group, samples in zip(same, rows):
+            replies |= {id(player): sample for player, sample in zip(group, samples)}
+    return [replies[id(player)] for player in players]
+
+
+def with_one_prompt(players: list[Player]) -> list[list[Player]]:
+    """Players who go on from the same tokens together: these are read only once.
+
+    One who has a cache has read its own, and stays alone.
+    """
+    groups: dict[object, list[Player]] = {}
     for player in players:
         key = id(player) if player.cache else tuple(player.episode.token_ids)
-        alike.setdefault(key, []).append(player)
-    samples: dict[int, Sample] = {}  # {id of a player: its reply}
-    # All groups have one size if no episode has failed or ended.
-    for k in sorted({len(members) for members in alike.values()}):
-        groups = [members for members in alike.values() if len(members) == k]
-        prompts = [members[0].episode.token_ids for members in groups]
-        seeds = [[p.random_seed(seed) for p in members] for members in groups]
-        caches = [members[0].cache for members in groups]
-        limits = (k, max_tokens, temperature)
-        replies = sampler.sample(prompts, *limits, seeds, caches=caches, keep=keep)
-        for members, row in zip(groups, replies):
-            samples |= {id(player): sample for player, sample in zip(members, row)}
-    return [samples[id(player)] for player in players]
+        groups.setdefault(key, []).append(player)
+    return [*groups.values()]
 
 
 def context_of(policy: Policy) -> int:
@@ -207,9 +219,10 @@ def open_group(
             f"{max(max_prompt, 0)}: give a lower --max-tokens or shorter tasks"
         )
     for p in ready:
-        with end_on_failure(p.episode):
-            if problem:
-                raise ValueError(f"task {seed}: {problem}")
+        if problem:
+            p.episode.stop_reason = "error"
+            p.episode.error = f"task {seed}: {problem}"
+        else:
             append_given(p.episode, ids)
     return group
 

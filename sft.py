@@ -13,7 +13,7 @@ Run me: `python sft.py` prints an expert episode and marks the tokens that are l
 import random
 from collections.abc import Callable
 
-from batch import Batch, collate, cut
+from batch import collate, cut
 from grpo import (
     take_step,
 )  # gradients add up, are clipped, and a step is taken: as in RL
@@ -94,13 +94,15 @@ def sft_step(
     mine = how.deal(by_length)
     pad, device = policy.tokenizer.pad_token_id, policy.device
     parts = [[mine[i] for i in indices] for indices in cut(mine, micro_tokens)]
-    batches = [collate(part, pad, device) for part in parts]
-
-    def loss_of(batch: Batch):
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for part in parts:
+        batch = collate(part, pad, device)
         now = how.forward(policy, batch.ids, batch.mask, logits=False)
-        return -now.logprobs.sum() / n
-
-    return take_step(policy, optimizer, batches, loss_of, how)
+        loss = -now.logprobs.sum() / n
+        loss.backward()  # gradients of the parts add up
+        total += loss.item()
+    return take_step(policy, optimizer, total, how)  # as in RL
 
 
 def sft_batches(

@@ -26,7 +26,7 @@ if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
 import settings
 from bookkeeping import failures, refusals
 from bookkeeping.again import evaluate_only
-from bookkeeping.columns import columns
+from bookkeeping.columns import log_columns
 from bookkeeping.pretrained import load_checked
 from bookkeeping.run import healthy_values, open_run, probe_report
 from chat import about, prompt_ids, read_template
@@ -79,7 +79,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         set_learning_rate(optimizer, lr)
         with rollouts.paused(), policy.learning():
             result = update(policy, optimizer, episodes, cfg, reference, how)
-            stats = columns(result, groups, policy, cfg, how)
+            stats = log_columns(result, groups, policy, cfg, how)  # of the log
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
         run.log(groups, stats | {"lr": lr}, rollouts)
@@ -116,7 +116,8 @@ def prepare(cfg: Config, user_flags: set[str]):
     load = partial(load_checked, model, *lora, cfg.device, cfg.seed, today)
     policy = load()
 
-    # The date is kept, for --resume, only if the chat template writes it.
+    # Some chat templates write today's date. The run keeps it then, so that a resumed
+    # run has the same prompts.
     dated = today if read_template(policy.tokenizer).dated else ""
     cfg = settings.complete(cfg, policy.n_parameters, model, to_fit, dated)
     print(

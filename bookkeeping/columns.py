@@ -50,7 +50,7 @@ COLUMNS = (
 SUMS = (*OF_LAST, *OF_FIRST, "tokens", "log_ratio", "moved", "ended", "stops")
 
 
-def columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: How) -> dict:
+def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: How) -> dict:
     """A line about one update on these groups [G][k]. Call it while the policy still learns."""
     scored = [e for group in groups for e in group if e.stop_reason != "error"]
     n = max(1, len(scored))

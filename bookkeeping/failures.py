@@ -77,8 +77,8 @@ def ratio_of_sequence(right, batch, now):
     The product of 100 ratios is outside [0.8, 1.2] at once.
     """
     gap = now.logprobs - batch.old_logprobs  # [M]
-    total = gap.new_zeros(int(batch.row.max()) + 1).index_add(0, batch.row, gap)  # [N]
-    return total[batch.row].exp()
+    total = gap.new_zeros(len(batch.episodes)).index_add(0, batch.episode_of, gap)  # [N]
+    return total[batch.episode_of].exp()
 
 
 demonstrating = []  # not empty while SFT makes a demonstration

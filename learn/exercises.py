@@ -152,7 +152,7 @@ def clipped_loss(
         p 0.2  -> 0.3,  A =  1, eps_high 0.28: loss -1.28, gradient  0
         p 0.2  -> 0.3,  A = -1, eps_high 0.28: loss  1.5,  gradient  1.5
 
-    The real one: grpo.clipped_loss; look after you have tried.
+    The real one: grpo.clipped_surrogate; look after you have tried.
     Question: in a healthy run the printed loss is about 0 and the ratio 1.000. Why does the policy
     learn all the same?
     """

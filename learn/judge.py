@@ -125,7 +125,8 @@ def clipped_loss(now, old, A, eps, eps_high):
         one = torch.ones(1)
         batch = Batch([], None, None, torch.tensor([0]), old, A * one, old_logprobs=old)
         out = Output(now, one)
-        return -grpo.clipped(batch, out, grpo.token_ratio(batch, out), (eps, eps_high)).sum()
+        ratio = grpo.token_ratio(batch, out)
+        return -grpo.clipped_surrogate(batch, out, ratio, (eps, eps_high)).sum()
 
     return torch.stack([of_token(*token) for token in zip(now[:, None], old[:, None], A[:, None])])
 

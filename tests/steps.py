@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import grpo
-from bookkeeping.columns import columns
+from bookkeeping.columns import log_columns
 from settings import Config
 from train import how_to_compute
 
@@ -31,7 +31,7 @@ def train_on(policy, optimizer, groups, reference=None, version=None, **flags) -
         grpo.compute_advantages(groups, cfg)
         how = how_to_compute(cfg, policy)
         done = grpo.update(policy, optimizer, sum(groups, []), cfg, reference, how)
-        return columns(done, groups, policy, cfg, how)
+        return log_columns(done, groups, policy, cfg, how)
 
 
 def naive_logprobs(policy, token_ids: list[int], temperature: float = 1.0) -> torch.Tensor:

@@ -494,7 +494,7 @@ def test_importance_weights_by_hand():
 
 
 def with_entropy_bonus(batch, now, ratio, clip):
-    return grpo.clipped(batch, now, ratio, clip) + 0.1 * now.entropy
+    return grpo.clipped_surrogate(batch, now, ratio, clip) + 0.1 * now.entropy
 
 
 def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
