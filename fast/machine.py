@@ -16,7 +16,9 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -180,7 +182,8 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
 
     auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the embedded ones,
     whose steps are dominated by the time it takes to start each operation; else the CPU. SystemExit
-    if there is no such device.
+    if there is no such device, or if torch cannot use the card that this machine has: a run on the
+    CPU instead would look right and take days.
     """
     there = {
         "cuda": torch.cuda.is_available(),
@@ -188,6 +191,9 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
         "cpu": True,
         "meta": True,  # it holds no numbers: tests plan on it
     }
+    hidden = "" if there["cuda"] else hidden_card()
+    if hidden and device.startswith(("auto", "cuda")):
+        raise SystemExit(f"--device {device}: {hidden}")
     if device == "auto":
         # gloo, which adds up gradients of several processes, cannot do so on MPS
         on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
@@ -198,6 +204,41 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
         known = [name for name, is_here in there.items() if is_here and name != "meta"]
         raise SystemExit(f"--device {device}: torch finds none here; there is {', '.join(known)}")
     return device
+
+
+def hidden_card() -> str:
+    """What helps if this machine has an NVIDIA card and torch finds none; "" if it has no card."""
+    driver = nvidia_driver()
+    if not driver or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):  # hidden on purpose
+        return ""
+    if not torch.version.cuda:
+        return (
+            f"this machine has an NVIDIA card (driver {driver}), but torch {torch.__version__} is "
+            "a build without CUDA; on Linux, pip install --force-reinstall "
+            f"torch=={torch.__version__.split('+')[0]} brings the other (with uv, see "
+            "docs/hardware.md), or take --device cpu"
+        )
+    return (
+        f"the NVIDIA driver {driver} answers, but torch (for CUDA {torch.version.cuda}) finds "
+        "no card: the driver is probably too old (nvidia-smi names the newest CUDA that it runs); "
+        "update the driver, or take --device cpu"
+    )
+
+
+def nvidia_driver(root: Path = Path("/")) -> str:
+    """The version of NVIDIA's driver, "" without a card: nvidia-smi has it, or Linux's /proc."""
+    # In a container that was given no card, /proc still shows the driver of the machine.
+    if any(root.glob("dev/nvidia[0-9]*")):
+        with suppress(OSError, AttributeError):
+            text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
+            return re.search(r"\s(\d+\.[\d.]+)", text)[1]
+    if not shutil.which("nvidia-smi"):
+        return ""
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=True)
+        return found.stdout.partition("\n")[0].strip()
+    return ""
 
 
 # Parameters up to which a model computes in float32 on every card. SmolLM2 (135M) took no more time
