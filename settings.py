@@ -79,6 +79,9 @@ class Config:
     vllm_seeds: bool = True
     # sleep while the trainer works: lends it memory, costs seconds
     vllm_sleep: bool = True
+    # vLLM compiles nothing and captures no CUDA graphs: it starts sooner and samples
+    # slower; a mistake that this takes away lies there
+    vllm_eager: bool = False
     threads: int = 0  # CPU threads; 0: as many as there are free cores
     # SFT
 

