@@ -18,8 +18,8 @@ process is killed, the pipe closes and the run stops with one sentence; --resume
 pool of the standard library would wait for its batches at Ctrl-C, and outlive a killed trainer.)
 
 On a GPU the second process holds its own copy of the weights. Neither process lends the other
-memory, so vLLM's share of the card has to fit next to the trainer: 94 GiB for Qwen3-4B and the
-defaults, 68 with --micro-tokens 4096 (computed).
+memory, so vLLM's share of the card has to fit next to the trainer: with a share of 0.3, 94 GiB for
+Qwen3-4B and the defaults, 68 with --micro-tokens 4096 (computed).
 """
 
 import gc
@@ -69,21 +69,26 @@ def make_sampler(cfg, policy: Policy):
 
 def start_vllm(cfg, policy: Policy):
     """vLLM's sampler; CannotGoOn with one sentence if it cannot start."""
-    from fast.vllm_engine import VllmSampler
+    from fast.vllm_engine import VllmSampler, vllm_share
 
+    share, lends = 0.0, False  # on a CPU it takes none
     if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(policy.device))
+        share, lends = vllm_share(cfg, policy, free, total)
         print(
-            "vLLM starts: it loads the weights, compiles and captures CUDA graphs, which takes "
-            "minutes, most the first time (--vllm-eager compiles nothing; "
-            "VLLM_LOGGING_LEVEL=INFO shows what it does)",
+            f"vLLM gets {share:.0%} of the card{', lent to the trainer in turn' * lends} "
+            "(computed); it loads the weights, compiles and captures CUDA graphs, which takes "
+            "minutes, most the first time (--vllm-eager compiles nothing; VLLM_LOGGING_LEVEL=INFO "
+            "shows what it does)",
             flush=True,
         )
     return VllmSampler(
         policy,
-        cfg.vllm_memory,
+        share,
         seeded=cfg.vllm_seeds,
-        sleeps=cfg.vllm_sleep,
-        longest=machine.longest_conversation(cfg.env, cfg.max_tokens),
+        sleeps=lends,
+        longest=machine.room_for_talk(cfg),
         eager=cfg.vllm_eager,
     )
 

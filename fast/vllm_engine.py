@@ -45,19 +45,50 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fast import machine
 from fast.machine import CannotGoOn, first_line
+from fast.sampler import cache_bytes
 from policy import Policy, Sample
 from rollout import context_of
 
-# Most tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by this:
-# Qwen3-4B's own 262,144 would cost gigabytes.
-LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as max_lora_rank
 VLLM = {  # variables of its environment, unless they are set
     "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of choices made on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer needs threads too
 }
+
+
+# GiB of a card, computed and not measured. What vLLM holds besides weights and cache: activations
+# of its largest step, logits of 256 rows, CUDA graphs (2.2 for a 4B). And what the trainer needs
+# for a moment: logits, a layer at work, holes between blocks.
+VLLM_HOLDS, SPARE = 3.0, 3.0
+
+
+def vllm_share(cfg, policy: Policy, free: float, total: float) -> tuple[float, bool]:
+    """(share of the card for vLLM, does it lend that to the trainer while it trains?).
+
+    Its share holds all replies of an update at once, if they fit beside the weights that the
+    trainer keeps. It lends it, which costs seconds (sleep), unless an update fits beside it, too.
+    free, total: GiB of the card. Computed; --vllm-memory is taken as it is.
+    """
+    width = 2 if policy.bfloat16 else 4  # bytes of a number
+    longest = machine.longest_conversation(cfg.env, cfg.max_tokens)
+    tokens = cfg.num_tasks * cfg.k * longest
+    holds = width * policy.n_parameters + tokens * cache_bytes(policy.lm.config) * width / 4
+    needs = cfg.vllm_memory * total if cfg.vllm_memory else VLLM_HOLDS + holds / 2**30
+    learns = sum(p.nbytes for p in policy.trainable().values()) / 2**30
+    resting = free - 2 * learns - SPARE  # Adam's two moments
+    # Of two lengths, because what learns is also kept in bfloat16, however many tokens there are.
+    measure = machine.kept_per_token
+    kept = 2 * measure(policy, longest, 64) - measure(policy, longest, 32)
+    if cfg.gradient_checkpointing:
+        kept = machine.checkpointed(policy, kept)
+    # Gradients, and those copies.
+    update = 1.5 * learns + kept * max(cfg.micro_tokens or machine.MOST_TOKENS, longest)
+    lends = cfg.vllm_sleep and not cfg.async_rollouts and needs > resting - update
+    share = min(needs, resting if lends else resting - update) / total
+    return cfg.vllm_memory or share, lends
 
 
 def load_engine(
@@ -71,9 +102,8 @@ def load_engine(
             f"with --device {policy.device} vLLM would take card 0; set "
             f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
         )
-    lacks = missing_to_compile() if cuda else ""
-    if lacks:
-        raise CannotGoOn(lacks)
+    if cuda:
+        check_compiler()
     try:
         from vllm import LLM
     except Exception as error:  # a library of another CUDA is an OSError, a wrong torch anything
@@ -86,7 +116,7 @@ def load_engine(
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         # what the trainer computes in
         "dtype": "bfloat16" if policy.bfloat16 else "float32",
-        "max_model_len": min(max(LONGEST, longest), context_of(policy)),
+        "max_model_len": min(longest, context_of(policy)),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # not the model's own
@@ -114,18 +144,16 @@ def load_engine(
         ) from error
 
 
-def missing_to_compile() -> str:
-    """What Triton lacks to compile its helper when vLLM starts on a card; "" if nothing."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if not compiler:
-        return "vLLM needs a C compiler when it starts; apt-get install gcc, or set CC"
+def check_compiler() -> None:
+    """CannotGoOn if Triton, which compiles a helper when vLLM starts on a card, could not."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise CannotGoOn("vLLM needs a C compiler when it starts; apt-get install gcc, or set CC")
     header = Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h")  # as Triton asks
     if not header.exists():
-        return (
+        raise CannotGoOn(
             f"vLLM compiles C code when it starts, and {header} is missing; apt-get install "
             f"{header.parent.name}-dev, or take a Python that has it"
         )
-    return ""
 
 
 def room_for(rank: int) -> int:
@@ -148,7 +176,7 @@ class VllmSampler:
         cpu_cache: int = 2**28,
         seeded=True,
         sleeps=True,
-        longest: int = LONGEST,
+        longest: int = machine.UNKNOWN,
         eager=False,
     ):
         """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU.
@@ -156,8 +184,8 @@ class VllmSampler:
         seeded: every request brings its seed, so that a sample does not depend on the batch; on a
         card vLLM may draw seeded requests one by one. sleeps: vLLM lends its share to the trainer,
         which costs seconds per update; else its share has to fit next to the trainer. longest:
-        tokens of a run's longest conversation. eager: it compiles nothing. CannotGoOn with one
-        sentence if vLLM cannot start.
+        tokens of a run's longest conversation, for which its cache must have room. eager: it
+        compiles nothing. CannotGoOn with one sentence if vLLM cannot start.
         """
         self.policy, self.seeded, self.sleeps = policy, seeded, sleeps
         self.llm = load_engine(policy, memory, cpu_cache, sleeps, longest, eager)

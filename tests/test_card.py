@@ -104,6 +104,56 @@ def test_where_vllm_cannot_start_auto_goes_on_and_says_why_and_vllm_refuses(
     assert said.endswith("; else take --engine torch")
 
 
+# What fits a card: (parameters, layers) of two Qwen3 models, all with 8 heads of 128 channels.
+QWEN3 = {"4B": (4.02e9, 36), "1.7B": (1.72e9, 28), "0.6B": (0.6e9, 28)}
+TRAINED = torch.nn.Parameter(torch.empty(66_000_000, device="meta"))  # LoRA 32 of the 4B
+LETTERS = {"max_tokens": 2048, "num_tasks": 8, "k": 16, "micro_tokens": 8192}
+
+
+def planned(monkeypatch, model: str, total: float, **more) -> tuple[float, bool]:
+    """vllm_share for a Qwen3 on a card of so many GiB, its weights already there."""
+    parameters, layers = QWEN3[model]
+    config = SimpleNamespace(
+        num_hidden_layers=layers, num_key_value_heads=8, head_dim=128, hidden_size=2560
+    )
+    config.get_text_config = lambda: config
+    lm = SimpleNamespace(config=config)
+    trainable = partial(dict, lora=TRAINED)
+    policy = SimpleNamespace(lm=lm, n_parameters=parameters, bfloat16=True, trainable=trainable)
+    # GiB: 6.5 MB a token of the 4B (docs/hardware.md), and bfloat16 copies of what learns
+    kept = lambda policy, longest, tokens: 6.5e-3 * parameters / 4e9 + 0.1 / tokens
+    monkeypatch.setattr(machine, "kept_per_token", kept)
+    free = total - 0.6 - 2 * parameters / 2**30
+    return vllm_engine.vllm_share(Config(**LETTERS | more), policy, free, total)
+
+
+NEEDED = 7.5 + 3 + 128 * 2240 * 147456 / 2**30  # GiB: weights, room, all replies of an update
+
+
+@pytest.mark.parametrize(
+    "model, total, more, least, most, lends",
+    [
+        ("4B", 79.1, {}, NEEDED - 0.1, NEEDED + 0.1, True),  # as much as all replies need
+        ("4B", 139.7, {}, NEEDED - 0.1, NEEDED + 0.1, False),  # an update fits beside it
+        ("4B", 39.4, {"micro_tokens": 4096}, 7.5 + 3 + 16, 39.4 - 7.5 - 3, True),
+        ("1.7B", 23.6, {"micro_tokens": 4096}, 3.2 + 3 + 8, 23.6 - 3.2 - 3, True),
+        ("0.6B", 15.7, {"micro_tokens": 4096}, 1.1 + 3 + 5, 15.7 - 1.1 - 3, True),
+        # what is typed is taken, and decides whether an update fits beside it
+        ("4B", 79.1, {"vllm_memory": 0.13}, 79.1 * 0.13, 79.1 * 0.13, False),
+        ("4B", 79.1, {"vllm_memory": 0.5}, 79.1 * 0.5, 79.1 * 0.5, True),
+        # it may not sleep, or the trainer never rests: what an update leaves
+        ("4B", 79.1, {"vllm_sleep": False}, 1, 79.1 - 0.6 - 7.5 - 52, False),
+        ("4B", 79.1, {"async_rollouts": 1}, 1, 79.1 - 0.6 - 7.5 - 52, False),
+        ("4B", 79.1, {"vllm_sleep": False, "gradient_checkpointing": True}, 45, 79.1, False),
+    ],
+)
+def test_vllms_share_of_a_card_and_whether_it_sleeps(
+    monkeypatch, model, total, more, least, most, lends
+):
+    share, sleeps = planned(monkeypatch, model, total, **more)
+    assert sleeps == lends and least - 1e-6 <= share * total <= most + 1e-6, share
+
+
 @pytest.mark.parametrize("eager", [False, True])
 def test_eager_compiles_nothing(tiny, vllm, eager):
     llm = Mock()
@@ -119,9 +169,12 @@ def test_who_waits_for_vllm_is_told_before_it_starts(monkeypatch, capsys):
         seen.append((capsys.readouterr().out, how["eager"]))
 
     monkeypatch.setattr(vllm_engine, "VllmSampler", start)
+    monkeypatch.setattr(vllm_engine, "vllm_share", lambda *given: (0.62, given[2:] == (60, 80)))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * 2**30, 80 * 2**30))
     ahead.start_vllm(CHOSEN(vllm_eager=True), SimpleNamespace(device=torch.device("cuda")))
     ahead.start_vllm(CHOSEN(), SimpleNamespace(device=torch.device("cpu")))
     [(told, eager), (nothing, _)] = seen
+    assert told.startswith("vLLM gets 62% of the card, lent to the trainer in turn (computed); ")
     assert "which takes minutes" in told and "--vllm-eager" in told and eager and not nothing
 
 

@@ -132,7 +132,6 @@ def test_a_folder_that_lacks_something_is_told(model_folder, tmp_path, change, t
 
 B16, T17, SIX = dict.fromkeys(model for _, model, _ in plan.AUTO)  # the 4B, the 1.7B, the 0.6B
 CHECKED, HALF, TORCH = {"gradient_checkpointing": True}, {"micro_tokens": 4096}, {"engine": "torch"}
-share = lambda part: {"vllm_memory": part}
 
 
 @pytest.fixture
@@ -154,14 +153,14 @@ def card(monkeypatch):
     "memory, capability, env, asked, model, fits",
     [
         (14.6, (7, 5), "letters", {}, SIX, TORCH | CHECKED),  # a T4: float32, twice as wide
-        (15.7, (8, 6), "letters", {}, SIX, share(0.5) | HALF),
-        (23.6, (8, 6), "letters", {}, T17, share(0.5) | HALF),
-        (39.4, (8, 0), "swarm", {}, B16, share(0.4) | CHECKED),
+        (15.7, (8, 6), "letters", {}, SIX, HALF),
+        (23.6, (8, 6), "letters", {}, T17, HALF),
+        (39.4, (8, 0), "swarm", {}, B16, CHECKED),
         (79.1, (8, 0), "letters", {}, B16, {}),
         (5.0, (8, 6), "letters", {}, None, {}),
         (14.6, (7, 5), "swarm", {}, None, {}),
         # what was asked for is left as it is
-        (39.4, (8, 0), "letters", {"vllm_memory": 0.3}, B16, HALF),
+        (39.4, (8, 0), "letters", {"micro_tokens": 8192}, B16, {}),
     ],
 )
 def test_auto_takes_the_largest_model_that_has_room_and_settings_that_fit(
