@@ -230,9 +230,13 @@ def nvidia_driver(root: Path = Path("/")) -> str:
         with suppress(OSError, AttributeError):
             version = root / "proc/driver/nvidia/version"
             return re.search(r"\s(\d+\.[\d.]+)", version.read_text(encoding="utf-8"))[1]
-    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):  # mostly: there is no nvidia-smi
-        lines = subprocess.check_output(ask, text=True, timeout=30, stderr=subprocess.DEVNULL)
+        lines = subprocess.check_output(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            text=True,
+            timeout=30,
+            stderr=subprocess.DEVNULL,
+        )
         return lines.partition("\n")[0].strip()  # a line per card
     return ""
 

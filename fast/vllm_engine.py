@@ -46,7 +46,7 @@ import numpy as np
 import torch
 
 from fast import machine
-from fast.machine import CannotGoOn, first_line
+from fast.machine import CannotGoOn, first_line, kept_per_token
 from fast.sampler import cache_bytes
 from policy import Policy, Sample
 from rollout import context_of
@@ -80,8 +80,7 @@ def vllm_share(cfg, policy: Policy, free: float, total: float) -> tuple[float, b
     learns = sum(p.nbytes for p in policy.trainable().values()) / 2**30
     resting = free - 2 * learns - SPARE  # Adam's two moments
     # Of two lengths, because what learns is also kept in bfloat16, however many tokens there are.
-    measure = machine.kept_per_token
-    kept = 2 * measure(policy, longest, 64) - measure(policy, longest, 32)
+    kept = 2 * kept_per_token(policy, longest, 64) - kept_per_token(policy, longest, 32)
     if cfg.gradient_checkpointing:
         kept = machine.checkpointed(policy, kept)
     # Gradients, and those copies.

@@ -122,7 +122,7 @@ def planned(monkeypatch, model: str, total: float, **more) -> tuple[float, bool]
     policy = SimpleNamespace(lm=lm, n_parameters=parameters, bfloat16=True, trainable=trainable)
     # GiB: 6.5 MB a token of the 4B (docs/hardware.md), and bfloat16 copies of what learns
     kept = lambda policy, longest, tokens: 6.5e-3 * parameters / 4e9 + 0.1 / tokens
-    monkeypatch.setattr(machine, "kept_per_token", kept)
+    monkeypatch.setattr(vllm_engine, "kept_per_token", kept)
     free = total - 0.6 - 2 * parameters / 2**30
     return vllm_engine.vllm_share(Config(**LETTERS | more), policy, free, total)
 
