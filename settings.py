@@ -73,12 +73,16 @@ class Config:
     plain: bool = False
     # YYYY-MM-DD, for a chat template that writes the date; a run keeps its first day
     today: str = ""
-    # share of the card's memory that vLLM takes, and lends to the trainer
-    vllm_memory: float = 0.3
+    # share of the card's memory that vLLM takes; by what the replies of an update need
+    vllm_memory: float | None = None
     # a seed per request, so no sample depends on another; may be slow on CUDA
     vllm_seeds: bool = True
-    # sleep while the trainer works: lends it memory, costs seconds
+    # vLLM may sleep while the trainer works, if an update does not fit beside it: lends
+    # it memory, costs seconds
     vllm_sleep: bool = True
+    # vLLM compiles nothing and captures no CUDA graphs: it starts sooner and samples
+    # slower; a mistake that this takes away lies there
+    vllm_eager: bool = False
     threads: int = 0  # CPU threads; 0: as many as there are free cores
     # SFT
 

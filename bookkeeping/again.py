@@ -51,6 +51,7 @@ MAY_BE_TYPED = (
     "plain",
     "vllm_seeds",
     "vllm_sleep",
+    "vllm_eager",
 )
 # Added to the name of a set of tasks if the policy is as it was before SFT and GRPO, or
 # samples instead of taking the likeliest token.
@@ -103,6 +104,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         with records.foreign(folder):
             report.write(folder)
     lock.release()
+    rollouts.close()
     print(f"\nkept in {folder}/evals.jsonl, and in its report if it has one")
 
 

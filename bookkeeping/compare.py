@@ -62,6 +62,7 @@ SAME = {
     "gradient_checkpointing",
     "vllm_memory",
     "vllm_sleep",
+    "vllm_eager",
     "api_concurrency",
 }
 SENTENCE = (

@@ -64,6 +64,7 @@ MAY_CHANGE = (
     "vllm_memory",
     "vllm_sleep",
     "vllm_seeds",
+    "vllm_eager",
     "micro_tokens",
     "gradient_checkpointing",
 )

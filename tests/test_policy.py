@@ -3,6 +3,7 @@ back, a model and a device that fit the machine, and errors in one sentence.
 """
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,7 +132,6 @@ def test_a_folder_that_lacks_something_is_told(model_folder, tmp_path, change, t
 
 B16, T17, SIX = dict.fromkeys(model for _, model, _ in plan.AUTO)  # the 4B, the 1.7B, the 0.6B
 CHECKED, HALF, TORCH = {"gradient_checkpointing": True}, {"micro_tokens": 4096}, {"engine": "torch"}
-share = lambda part: {"vllm_memory": part}
 
 
 @pytest.fixture
@@ -153,14 +153,14 @@ def card(monkeypatch):
     "memory, capability, env, asked, model, fits",
     [
         (14.6, (7, 5), "letters", {}, SIX, TORCH | CHECKED),  # a T4: float32, twice as wide
-        (15.7, (8, 6), "letters", {}, SIX, share(0.5) | HALF),
-        (23.6, (8, 6), "letters", {}, T17, share(0.5) | HALF),
-        (39.4, (8, 0), "swarm", {}, B16, share(0.4) | CHECKED),
+        (15.7, (8, 6), "letters", {}, SIX, HALF),
+        (23.6, (8, 6), "letters", {}, T17, HALF),
+        (39.4, (8, 0), "swarm", {}, B16, CHECKED),
         (79.1, (8, 0), "letters", {}, B16, {}),
         (5.0, (8, 6), "letters", {}, None, {}),
         (14.6, (7, 5), "swarm", {}, None, {}),
         # what was asked for is left as it is
-        (39.4, (8, 0), "letters", {"vllm_memory": 0.3}, B16, HALF),
+        (39.4, (8, 0), "letters", {"micro_tokens": 8192}, B16, {}),
     ],
 )
 def test_auto_takes_the_largest_model_that_has_room_and_settings_that_fit(
@@ -193,8 +193,65 @@ def test_a_card_is_chosen_by_itself_or_by_its_number(card, monkeypatch):
         pick_device("cuda:2")
 
 
+PROC = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC 12.3\n"
+)
+UPDATE = "driver 550.54.15 answers, but torch .for CUDA 13.0. finds no card: .* update the driver"
+REINSTALL = r"build without CUDA; on Linux, pip install --force-reinstall torch==2\.13\.0 brings"
+
+
+@pytest.fixture
+def smi(monkeypatch, tmp_path):
+    """smi(text, status): torch finds no card, and this is what nvidia-smi answers."""
+
+    def put_in(text: str, status: int = 0):
+        script = tmp_path / "nvidia-smi"
+        script.write_text(f"#!/bin/sh\nprintf '{text}'\nexit {status}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return put_in
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
+@pytest.mark.parametrize("cuda, told", [("13.0", UPDATE), (None, REINSTALL)])
+def test_a_card_that_torch_cannot_use_ends_the_run_and_no_cpu_takes_over(
+    smi, monkeypatch, device, cuda, told
+):
+    smi("550.54.15\\n550.54.15\\n")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    said = refused(PICO, device=device)
+    assert re.search(told, said) and said.startswith(f"--device {device}: ")
+    with pytest.raises(SystemExit, match="or take --device cpu"):
+        choose_model("auto", "letters", device, {})
+    assert pick_device("cpu") == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # who hides the card wants none
+    assert pick_device("auto") == "cpu"
+
+
+def test_without_a_card_nothing_is_said(smi, monkeypatch, tmp_path):
+    smi("NVIDIA-SMI has failed because it could not communicate with the driver", 9)
+    assert pick_device("auto") == "cpu"
+    monkeypatch.setenv("PATH", "")
+    assert pick_device("auto") == "cpu"
+
+
+def test_the_driver_is_also_known_by_its_files_if_the_container_has_its_card(smi, tmp_path):
+    smi("", 9)
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text(PROC)
+    assert plan.nvidia_driver(tmp_path) == ""  # docker without --gpus
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert plan.nvidia_driver(tmp_path) == "550.54.15"
+
+
 def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(plan, "nvidia_driver", lambda: "")
     assert pick_device("auto", 0.6e9) == "cpu"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert pick_device("auto", 0.9e6) == pick_device("auto") == "cpu"
@@ -206,6 +263,7 @@ def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "gpu"])
 def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(plan, "nvidia_driver", lambda: "")
     words = f"--device {device}: torch finds none here; there is cpu"
     assert words in refused(PICO, device=device)
     with pytest.raises(SystemExit, match=words):
