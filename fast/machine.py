@@ -223,13 +223,8 @@ def refuse_hidden_card(device: str) -> None:
     )
 
 
-def nvidia_driver(root: Path = Path("/")) -> str:
-    """The version of NVIDIA's driver, "" without a card: nvidia-smi has it, or Linux's /proc."""
-    # In a container that was given no card, /proc still shows the driver of the machine.
-    if any(root.glob("dev/nvidia[0-9]*")):
-        with suppress(OSError, AttributeError):
-            version = root / "proc/driver/nvidia/version"
-            return re.search(r"\s(\d+\.[\d.]+)", version.read_text(encoding="utf-8"))[1]
+def nvidia_driver() -> str:
+    """The version of NVIDIA's driver, as nvidia-smi says it; "" without a card."""
     with suppress(OSError, subprocess.SubprocessError):  # mostly: there is no nvidia-smi
         lines = subprocess.check_output(
             ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],

@@ -193,9 +193,6 @@ def test_a_card_is_chosen_by_itself_or_by_its_number(card, monkeypatch):
         pick_device("cuda:2")
 
 
-PROC = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC 12.3\n"
-)
 UPDATE = "driver 550.54.15 answers, but torch .for CUDA 13.0. finds no card: .* update the driver"
 REINSTALL = r"build without CUDA; on Linux, pip install --force-reinstall torch==2\.13\.0 brings"
 
@@ -237,16 +234,6 @@ def test_without_a_card_nothing_is_said(smi, monkeypatch, tmp_path):
     assert pick_device("auto") == "cpu"
     monkeypatch.setenv("PATH", "")
     assert pick_device("auto") == "cpu"
-
-
-def test_the_driver_is_also_known_by_its_files_if_the_container_has_its_card(smi, tmp_path):
-    smi("", 9)
-    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    (tmp_path / "proc/driver/nvidia/version").write_text(PROC)
-    assert plan.nvidia_driver(tmp_path) == ""  # docker without --gpus
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidia0").touch()
-    assert plan.nvidia_driver(tmp_path) == "550.54.15"
 
 
 def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
