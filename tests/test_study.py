@@ -4,6 +4,7 @@ again, and what is kept of a held-out task is what was played."""
 import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
         said.append(words)
         assert warm.run(words[1:], pictures=False).returncode == 0
 
-    monkeypatch.setattr(study.subprocess, "run", run)  # without the seconds to import torch anew
+    # without the seconds to import torch anew
+    monkeypatch.setattr(study, "subprocess", SimpleNamespace(run=run))
     measures = ["reward", "exact"]
     table = {"flags": TINY, "seeds": 1, "measures": measures, "worlds": WORLDS, "arms": ARMS}
     one = Table("tiny", table, tmp_path / "runs", tmp_path)
