@@ -197,8 +197,8 @@ LOSSES = {
     "dapo": Loss(clipped_surrogate, clip=(0.2, 0.28)),
     # Zheng 2025, eq. 5
     "gspo": Loss(clipped_surrogate, "episode", clip=(3e-4, 4e-4), weight="episode"),
-    # MiniMax-M1 2025, eq. 4, with dapo's ε_high; no lower bound
-    "cispo": Loss(cispo, clip=(math.inf, 0.28)),
+    # MiniMax-M1 2025, eq. 4, with dapo's ε_high; 1 - 1 is no lower bound
+    "cispo": Loss(cispo, clip=(1.0, 0.28)),
 }
 
 

@@ -158,8 +158,8 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
             "use a multiple",
         )
     low, high = OURS[cfg.loss].clip
-    if cfg.loss == "cispo":  # there TRL's value is the largest ratio itself, and low is not read
-        low, high = 1.0, high + 1
+    if cfg.loss == "cispo":  # there TRL's value is the largest ratio itself
+        high += 1
     device = pick_device(cfg.device)
     narrow = in_bfloat16(device) and cfg.model not in EMBEDDED  # those are small: float32
     return {
