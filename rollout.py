@@ -137,9 +137,9 @@ def play(
     ]
     players = sum(groups, [])
     while active := still_playing(players):
-        samples = sample_each(sampler, active, max_tokens, temperature, sample_seed)
-        take_turns(policy, active, samples, max_prompt)
-        del samples  # with the caches of episodes that have ended
+        replies = sample_each(sampler, active, max_tokens, temperature, sample_seed)
+        take_turns(policy, active, replies, max_prompt)
+        replies.clear()  # frees the caches of episodes that have ended
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
