@@ -98,6 +98,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def copy_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    """{name: weight} of the trainable parameters, as they are now."""
+    return {name: p.detach().clone() for name, p in policy.trainable().items()}
+
+
 @contextmanager
 def with_weights(policy: Policy, weights: dict[str, torch.Tensor]):
     """A context: inside it the policy has these weights, say those of a reference."""

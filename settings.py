@@ -127,6 +127,10 @@ class Config:
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
+    # updates for which the sampler keeps its weights. 1 is online; a fifth of --updates
+    # samples in five rounds (STaR); all of --updates, from the start alone (RFT, if
+    # also --loss reinforce --baseline none --importance none)
+    sync_every: int = 1
     # padded tokens per forward pass: changes memory use, never the gradient; by free
     # memory
     micro_tokens: int | None = None

@@ -99,7 +99,8 @@ def number(enough):
 
 REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); {a flag's value}
     (
-        "num_tasks epochs eval_n eval_every save_every sft_examples sft_batch api_concurrency",
+        "num_tasks epochs eval_n eval_every save_every sft_examples sft_batch api_concurrency "
+        "sync_every",
         number(lambda x: x >= 1),
         "must be at least 1",
     ),
@@ -127,9 +128,15 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ),
     (
         "loss",
-        lambda c, x: c.loss == "reinforce" and is_stale(c),
+        lambda c, x: c.loss == "reinforce" and is_stale(c) and c.importance != "none",
         "it has no importance ratio, so nothing would correct for samples of an older policy; use "
-        "another loss, or --epochs 1 and --importance sequence",
+        "another loss, or --epochs 1 and --importance sequence, or --importance none to train on "
+        "them as they are",
+    ),
+    (
+        "sync_every",
+        lambda c, x: x > 1 and c.async_rollouts,
+        "the second process always samples with new weights; leave out --async-rollouts",
     ),
     (
         "env",
@@ -258,7 +265,8 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
 
 def is_stale(cfg: Config) -> bool:
     """Are some samples of an older policy, with only the loss's ratio to correct for it?"""
-    return cfg.epochs > 1 or bool(cfg.async_rollouts and cfg.importance == "clip")
+    old = cfg.async_rollouts or cfg.sync_every > 1
+    return cfg.epochs > 1 or bool(old and cfg.importance == "clip")
 
 
 def leaves_the_process(cfg: Config) -> bool:

@@ -30,7 +30,7 @@ from evaluate import eval_line, eval_sets, headline, summarize, without_failed
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.machine import peak_memory
-from policy import How
+from policy import How, copy_weights
 from rollout import Episode
 from settings import Config, levels_of, promote_of
 
@@ -158,6 +158,11 @@ class Run:
                 "start anew",
             ),
             (
+                state.updates % cfg.sync_every,
+                f"the weights that sampled update {state.updates} are not kept (--sync-every "
+                f"{cfg.sync_every}); start anew",
+            ),
+            (
                 {e["tasks"] for e in evals if e["trained"]} - trained,
                 f"the rows or the scorer of {cfg.env} are not what they were; give them back, or "
                 "start anew",
@@ -169,7 +174,7 @@ class Run:
     def reference(self, policy) -> dict[str, torch.Tensor] | None:
         """With --kl: the weights after SFT, {name: weight}; each checkpoint keeps them."""
         if self.cfg.kl and not self.after_sft:
-            self.after_sft = {name: p.detach().clone() for name, p in policy.trainable().items()}
+            self.after_sft = copy_weights(policy)
         return self.after_sft or None
 
     def log(self, groups, columns: dict, rollouts) -> None:

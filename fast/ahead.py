@@ -39,7 +39,7 @@ import torch
 from fast import machine, parallel
 from fast.machine import CannotGoOn
 from fast.sampler import TorchSampler
-from policy import PlainSampler, Policy
+from policy import PlainSampler, Policy, copy_weights, with_weights
 from rollout import Episode, play
 
 # Where the seconds of an update go. In turn, all of them but "wait" follow each other.
@@ -106,6 +106,7 @@ class SyncRollouts:
         self.seconds: dict[str, float] = {}
         # Of each batch that was requested: (its level, a function that returns it), oldest first.
         self.requests: list[tuple] = []
+        self.weights: dict[str, torch.Tensor] = {}  # with --sync-every: those that sample
 
     def batch(self, update: int, level) -> list[list[Episode]]:
         """The groups [num_tasks][k] of an update; also requests those of the next N updates."""
@@ -120,9 +121,12 @@ class SyncRollouts:
                 cfg.temperature,
                 cfg.seed,
             )
-            self.requests.append((level, self.ask(job, update)))
+            self.requests.append((level, self.ask(job, update - update % cfg.sync_every)))
         self.level, answer = self.requests.pop(0)  # the curriculum may have moved up since
-        groups, self.seconds = answer()
+        if cfg.sync_every > 1 and update % cfg.sync_every == 0:
+            self.weights = copy_weights(self.policy)
+        with with_weights(self.policy, self.weights) if self.weights else nullcontext():
+            groups, self.seconds = answer()
         groups = parallel.gather(groups)
         for number, group in enumerate(groups):  # every process counted its groups from 0
             for episode in group:

@@ -15,8 +15,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import settings
 from env_alphabet import Alphabet
-from fast.ahead import SecondProcess
+from env_letters import Letters
+from fast.ahead import SecondProcess, SyncRollouts
 from fast.machine import CannotGoOn, use_cpu
 from fast.sampler import TorchSampler
 from helpers import assert_one_sentence
@@ -180,3 +182,24 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL and "Traceback" not in done.stderr, done.stderr
     until(lambda: gone(int(done.stdout.split()[-1])))
+
+
+def test_a_sampler_that_keeps_its_weights_plays_by_those_of_its_last_sync():
+    """--sync-every 2: batches 0 and 1 by the weights of update 0; then the new ones."""
+    cfg = settings.Config(sync_every=2, k=2, max_tokens=24, updates=3)
+    policy = load_policy(str(PICO), 4, 8, "cpu", 0)
+    make_env = lambda level: Letters(level, "binary", True, "states")
+    rollouts = SyncRollouts(cfg, policy, TorchSampler(policy), make_env, lambda update: [7])
+    ids = lambda groups: [e.token_ids for e in groups[0]]
+    fresh, found = [], []
+    for update in range(3):
+        sampler = TorchSampler(policy)
+        sampler.sync(0)
+        fresh.append(ids(play(policy, sampler, partial(make_env, 6), [7], 2, 24, 1.0, 0)))
+        found.append(rollouts.batch(update, 6))
+        with torch.no_grad():
+            for p in policy.trainable().values():
+                p += 0.1 * torch.randn_like(p)
+    assert [ids(groups) for groups in found] == [fresh[0], fresh[0], fresh[2]]
+    assert fresh[1] != fresh[0], "the weights did change"
+    assert [groups[0][0].age for groups in found] == [0, 1, 0]

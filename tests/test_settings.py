@@ -133,6 +133,7 @@ REFUSED = [  # (flags, what is said)
     ({"sft_style": "cot"}, "--sft-style cot: "),
     ({"env": "alphabet", "sft_style": "cot"}, "--sft-style cot: "),
     ({"env": "swarm", "sft_style": "wizard"}, "--sft-style wizard: "),
+    ({"sync_every": 2, "async_rollouts": 1}, "--sync-every 2: the second process always samples"),
     ({"set": ["difficulty=1"]}, "letters has no such setting; it is the flag --difficulty"),
     ({"set": ["tier=1"]}, "letters has no such setting; leave it out"),
 ]

@@ -91,15 +91,17 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
 @pytest.mark.parametrize("name", study.read_tables(tables.ROOT))
 def test_every_arm_can_be_run_and_the_results_say_what_was_planned(name):
     table = study.read_tables(tables.ROOT)[name]
-    assert list(tables.read(name)["arms"]) == list(table.arms)
-    for arm, a in table.arms.items():
-        kept = table.kept(arm)
+    results = tables.read(name)["arms"]
+    assert set(results) <= set(table.arms), "an arm may be planned and not yet run"
+    for arm in results:
+        a, kept = table.arms[arm], table.kept(arm)
         assert a.keys() == {"what", *study.ARM}, "nothing unknown is said of an arm"
         assert kept["what"] == a["what"] and set(kept["swept"]) == set(a["sweep"])
         planned, done = min(table.seeds, a["seeds"]), [seed["seed"] for seed in kept["seeds"]]
         assert done == list(range(len(done))) and 0 < len(done) <= planned
         assert kept.get("planned", len(done)) == planned, "fewer are done only where it says so"
         assert set(a["worlds"]) <= table.worlds.keys() and (a["of"] or arm) in table.arms
+    for arm, a in table.arms.items():
         for flags in {*a["sweep"]} or {""}:
             settings.command_line(table.flags_of(arm, flags).split())
     for flags in table.worlds.values():
