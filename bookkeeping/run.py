@@ -29,7 +29,7 @@ from bookkeeping import folder as run_folder
 from evaluate import eval_line, eval_sets, headline, summarize, without_failed
 from fast import parallel
 from fast.ahead import SECONDS
-from fast.machine import peak_memory
+from fast.machine import cpu_name, peak_memory
 from policy import How, copy_weights
 from rollout import Episode
 from settings import Config, levels_of, promote_of
@@ -58,6 +58,9 @@ def may_fail():
         tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
 
+TOKENS = ("sampled", "read", "trained", "sft")
+
+
 @dataclass
 class State:
     """What a resumed run needs besides weights, optimizer and logs: checkpoint/state.json."""
@@ -68,7 +71,8 @@ class State:
     seconds: dict = field(
         default_factory=lambda: dict.fromkeys(("total", *SECONDS, "eval", "sft"), 0.0)
     )
-    tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
+    # read: prompts and what environments answered, once per episode
+    tokens: dict = field(default_factory=lambda: dict.fromkeys(TOKENS, 0))
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms already reported (doctor.py)
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
 
@@ -125,6 +129,7 @@ class Run:
         self.after_sft, state = run_folder.load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
             self.state = State(**state)
+            self.state.tokens = dict.fromkeys(TOKENS, 0) | self.state.tokens
             self.began -= self.state.seconds["total"]
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
@@ -187,9 +192,10 @@ class Run:
         for part, seconds in rollouts.seconds.items():
             line[f"seconds_{part}"] = seconds
             state.seconds[part] += seconds
-        state.tokens["sampled"] += sum(
-            e.reply_tokens for group in groups for e in group if e.stop_reason != "error"
-        )
+        played = [e for group in groups for e in group if e.stop_reason != "error"]
+        replies = sum(e.reply_tokens for e in played)
+        state.tokens["sampled"] += replies
+        state.tokens["read"] += sum(len(e.token_ids) for e in played) - replies
         state.tokens["trained"] += line["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
@@ -433,7 +439,7 @@ def hear_signals(stopping: Event) -> None:
 
 def machine(policy) -> dict:
     """Where a result was obtained, and by which code: a commit, with -dirty if edited."""
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    cpu = f"CPU ({cpu_name()}), {torch.get_num_threads()} threads"
     commit = None
     with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
         commit = subprocess.check_output(

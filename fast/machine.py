@@ -259,6 +259,14 @@ def in_bfloat16(device, n_parameters: float = inf) -> bool:
 NARROW, MOST_THREADS = 512, 8  # most channels of a narrow model, most threads for it; a guess
 
 
+def cpu_name() -> str:
+    """As the kernel knows it; on another system than Linux, its architecture."""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        return text.partition("model name\t: ")[2].partition("\n")[0]
+    return platform.machine()
+
+
 def cpu_threads(cfg, policy: Policy) -> int:
     """--threads, else OMP_NUM_THREADS, else torch's choice, but no more than there are free cores.
 

@@ -40,7 +40,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from chat import prompt_ids
 from env_letters import Letters
 from fast.logprobs import attention
-from fast.machine import peak_memory, use_cpu
+from fast.machine import cpu_name, peak_memory, use_cpu
 from fast.sampler import TorchSampler
 from grpo import update
 from lab.tables import RESULTS, SPEEDS, keep, speeds, table
@@ -257,8 +257,7 @@ def peers(setup: Setup) -> dict:
 def main(setup: Setup) -> None:
     os.environ |= {"OMP_NUM_THREADS": str(setup.threads)} | KEPT  # of the sides' processes
     arms = peers(setup)
-    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
-    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu}
+    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu_name()}
     keep(Path(setup.out or RESULTS / "speed.json"), head, arms)
     print(table(SPEEDS, speeds(arms)))
 

@@ -14,10 +14,12 @@ results/TABLE.json grows by one setting or seed at a time. Results that it has a
 and a run that was cut off continues. lab/tables.py makes the pages' tables from it. A seed's entry:
 
     {"seed": 0, "held_out": {WORLD: {"greedy": {"exact": "0110…"}, "sampled": …}},
-     "development": {"after_sft": "0100…", "final": "0110…"}, "work": 2.4, "seconds": 455.0}
+     "development": {"after_sft": "0100…", "final": "0110…"}, "work": 2.4, "seconds": 455.0,
+     "tokens": {"sampled": 1197663, "read": …, "trained": …, "sft": …}, "machine": …, "commit": …}
 
-A string has a digit per task, a list a number. Work is millions of tokens that passed through the
-model: once when sampled, three times (forward and backward) when trained.
+A string has a digit per task, a list a number. Work is millions of tokens of replies: once when
+sampled, three times (forward and backward) when trained. Prompts are in "read" alone. (Older seeds
+have neither tokens nor machine nor commit.)
 """
 
 import json
@@ -84,8 +86,16 @@ def outcome(folder: Path, measure: str) -> dict:
     for line in map(json.loads, (folder / "evals.jsonl").read_text().splitlines()):
         if line["trained"] and line["stage"] in ("before", "after_sft", "final"):
             tasks[line["stage"]] = digits(line[measure])
-    work = summary["tokens"]["sampled"] + 3 * summary["tokens"]["trained"]
-    return {"development": tasks, "work": work / 1e6, "seconds": summary["seconds"]["total"]}
+    tokens, machine = summary["tokens"], summary["machine"]
+    work = tokens["sampled"] + 3 * tokens["trained"]
+    return {
+        "development": tasks,
+        "work": work / 1e6,
+        "tokens": tokens,
+        "seconds": summary["seconds"]["total"],
+        "machine": machine["device"],
+        "commit": machine["commit"],
+    }
 
 
 # ---------------------------------------------------------------------------- held-out tasks
