@@ -66,7 +66,8 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
         right = {"a": 1, "b": 3, "c": 3}[folder.name.split("-")[1]]
         folder.mkdir(parents=True, exist_ok=True)
         tokens = {"sampled": 1_000_000, "trained": 200_000, "sft": 100_000}
-        summary = {"tokens": tokens, "seconds": {"total": 9.0}}
+        machine = {"device": "CPU", "commit": "abc"}
+        summary = {"tokens": tokens, "seconds": {"total": 9.0}, "machine": machine}
         (folder / "summary.json").write_text(json.dumps(summary))
         final = {"stage": "final", "trained": True, "exact": [1] * right + [0] * (4 - right)}
         (folder / "evals.jsonl").write_text(json.dumps(final))
