@@ -15,9 +15,10 @@ process ends.
 
 Sooner or later a run dies in the middle of a write: a kill, a full disk, a lost node. So a new
 checkpoint is written in full next to the old one, flushed to the disk, and only then renamed. At
-every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 over all files
-tells a damaged checkpoint from a good one; if it is damaged, the previous one is taken, which costs
-`save_every` updates and not the run.
+every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 of each file that
+was saved tells a damaged checkpoint from a good one (`sha256sum -c checksum` reads the same file);
+what else lies in the folder does not count. If one is damaged, the previous one is taken, which
+costs `save_every` updates and not the run.
 
     old | current          old is removed first, so there are never more than two
           current | new    written, flushed
@@ -32,9 +33,10 @@ import ast
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -65,12 +67,15 @@ MAY_CHANGE = (
     "vllm_sleep",
     "vllm_seeds",
     "vllm_eager",
+    "model",  # it may have moved; the checkpoint knows its weights
     "micro_tokens",
     "gradient_checkpointing",
 )
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 # {type of a flag: what config.json may hold for it}; other types are stored as they are
 SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 # This process's run folder, once it has one. What a run that did not finish says at its end depends
 # on what is in it (refusals.errors_in_one_sentence).
@@ -83,7 +88,8 @@ own: list[Path] = []
 def claim(folder: Path) -> FileLock:
     """Keep other processes out of a run folder, for as long as the returned lock lives.
 
-    SystemExit if another process already has it.
+    SystemExit if another process already has it. Some clusters' disks have no locks: that is
+    printed.
     """
     lock = FileLock(folder / "lock")
     try:
@@ -93,12 +99,19 @@ def claim(folder: Path) -> FileLock:
             f"{folder}: another process is working in this run folder; wait until it is done, "
             "or stop it"
         ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(
+            f"{folder}: this disk has no file locks ({error.strerror}), so nothing keeps a second "
+            "process out: start none in this folder, or take --runs on another disk"
+        )
     return lock
 
 
 def refuse_taken(cfg) -> None:
     """SystemExit if --name is a folder that is not empty."""
-    folder = Path(cfg.runs) / cfg.name
+    folder = Path(cfg.runs).absolute() / cfg.name
     if cfg.name and folder.is_dir() and any(file.name != "lock" for file in folder.iterdir()):
         raise SystemExit(
             f"{folder} exists; choose another --name, or continue it with --resume {folder}"
@@ -112,23 +125,27 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     over_api = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
     name = cfg.name or f"{over_api}{settings.env_name(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S}"
     # Three seeds started with one command line begin in the same second.
-    folders = [Path(cfg.runs) / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
+    runs = Path(cfg.runs).absolute()
+    folders = [runs / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
     folder = next(path for path in folders if cfg.name or not path.exists())
     folder.mkdir(parents=True, exist_ok=bool(cfg.name))
     flush(folder.parent)
     return folder, claim(folder)
 
 
-def has_checkpoint() -> bool:
-    """Has this process's run saved a checkpoint? If not, messages must not promise one."""
-    return any(any(home.glob("checkpoint*/state.json")) for home in own)
+def has_checkpoint() -> bool | None:
+    """Has this process's run saved a checkpoint? None: its folder cannot be looked into."""
+    try:
+        return any({"checkpoint", "checkpoint.old"} & {*os.listdir(home)} for home in own)
+    except OSError:
+        return None
 
 
 def how_to_go_on() -> str:
     """The end of the message of a run that was stopped."""
     if not own:
         return "; nothing was written"
-    start = "" if has_checkpoint() else ", from its start: nothing was saved yet"
+    start = ", from its start: nothing was saved yet" if has_checkpoint() is False else ""
     return f"; go on with: python train.py --resume {own[0]}{start}"
 
 
@@ -139,7 +156,7 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     SystemExit with one sentence if there is nothing to resume, a flag cannot change, or the folder
     is in use.
     """
-    folder = Path(cfg.resume)
+    folder = Path(cfg.resume).absolute()
     saved_cfg, checkpoint, lock = open_saved("--resume", folder, cfg)
     own[:] = [folder]
     if saved_cfg.api_base:
@@ -161,8 +178,8 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
     """(Config, newest whole checkpoint or None, lock) of a folder that may come from anywhere.
 
     command_line: the Config as typed. If the environment or a scorer is code, it has to be typed as
-    well. SystemExit or ValueError with one sentence if this is not a run folder of ours, or is in
-    use.
+    well. Its files may have moved, if they are the same. SystemExit or ValueError with one sentence
+    if this is not a run folder of ours, or is in use.
     """
     if not (folder / "config.json").exists():
         raise SystemExit(
@@ -179,12 +196,15 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
             "check the path, or restore the file"
         )
     cfg = type(command_line)(**saved)
+    checkpoint = find_checkpoint(folder / "checkpoint")
+    if has_moved(cfg.env, command_line.env, checkpoint):
+        cfg.env = command_line.env
     if CODE.search(cfg.env) and cfg.env != command_line.env:
         raise SystemExit(
             f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
-            "and if you trust it, type that after --env"
+            "and if you trust it, type that after --env (the new path, if the same file has moved)"
         )
-    return cfg, find_checkpoint(folder / "checkpoint"), lock
+    return cfg, checkpoint, lock
 
 
 def take_typed(flag: str, cfg, command_line, names: set[str], may_change) -> None:
@@ -204,6 +224,7 @@ def take_typed(flag: str, cfg, command_line, names: set[str], may_change) -> Non
 
 # FILE:NAME. A file's name may contain commas and line ends.
 CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=.*:", re.DOTALL)
+FILES = re.compile(r"(jsonl:|held_out=)[^,]*|[^,=]*(?=:)", re.DOTALL)  # in an --env
 
 
 def sources(env: str) -> list[Path]:
@@ -231,9 +252,21 @@ def code_hash(env: str) -> str:
     return hashlib.sha256(whole).hexdigest()[:16]
 
 
+def has_moved(env: str, typed: str, saved: Path | None) -> bool:
+    """Is a typed --env a run's own, with files of the same content in other places?"""
+    but_files = [FILES.sub(r"\1", text) for text in (env, typed)]
+    moved = env != typed and but_files[0] == but_files[1]
+    return moved and (saved is None or trained_with(saved, typed))
+
+
+def trained_with(saved: Path, env: str) -> bool:
+    """Are the environment's code and rows those that a checkpoint was trained with?"""
+    return str(read(saved / "state.json").get("code", "")).endswith(code_hash(env))
+
+
 def tell_changed(saved: Path, env: str) -> None:
-    """Say so if the environment's code or rows are not those that a checkpoint was trained with."""
-    if not str(read(saved / "state.json").get("code", "")).endswith(code_hash(env)):
+    """Say so if they are not."""
+    if not trained_with(saved, env):
         print(f"{env}: its code or its rows have changed since this run was trained")
 
 
@@ -260,17 +293,58 @@ def trim(folder: Path, done: int) -> None:
 # --------------------------------------------------------------------------------- its checkpoints
 
 
-def checksum(folder: Path) -> str:
-    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself.
+# Endings of the files that loading needs. A file manager may put others in while they are written.
+SAVED = (".safetensors", ".pt", ".json", ".jinja", ".txt", ".model")
 
-    Files that a file manager leaves do not count either (.DS_Store, .ipynb_checkpoints).
-    """
-    total = hashlib.sha256()
-    for file in sorted({*folder.glob("[!.]*")} - {folder / "checksum"}):
+
+def checksums(files: Iterable[Path]) -> list[str]:
+    """A line per file, "SHA-256  name"."""
+    found = []
+    for file in sorted(files):
         with open(file, "rb") as f:  # in pieces: a 4B model's weights are 16 GB
-            content = hashlib.file_digest(f, "sha256").hexdigest()
-        total.update(f"{file.name} {content}\n".encode())
-    return total.hexdigest()
+            found.append(f"{hashlib.file_digest(f, 'sha256').hexdigest()}  {file.name}")
+    return found
+
+
+def is_whole(folder: Path) -> bool:
+    """Are the files of a checkpoint those that were saved? Others, as file managers and disks that
+    are synchronized leave them, do not count.
+
+    OSError if one is not there.
+    """
+    saved = (folder / "checksum").read_text(encoding="utf-8").splitlines()
+    names = [line.partition("  ")[2] for line in saved]
+    if all(names):
+        return bool(saved) and checksums(folder / Path(name).name for name in names) == saved
+    # Checkpoints had one checksum of all their files, at first.
+    files = {*folder.glob("[!.]*")} - {folder / "checksum"}
+    lines = [" ".join(reversed(line.split("  "))) + "\n" for line in checksums(files)]
+    return [hashlib.sha256("".join(lines).encode()).hexdigest()] == saved
+
+
+def weights_hash(policy: Policy) -> str:
+    """A hash of a base model: of the shape and about a thousand numbers of each weight.
+
+    In bfloat16, so that it is the same whichever type and device the run computes on; without the
+    weights' names, which may change with transformers.
+    """
+    found = []
+    for name, weight in policy.lm.named_parameters():
+        if "lora_" not in name:
+            some = weight.detach().flatten()[:: 1 + weight.numel() // 1000]
+            content = some.to(torch.bfloat16).float().cpu().numpy().tobytes()
+            found.append(f"{tuple(weight.shape)} {hashlib.sha256(content).hexdigest()}")
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
+
+
+def refuse_base(saved: Path, policy: Policy) -> None:
+    """SystemExit if a policy as it was loaded is not the base that a checkpoint belongs to."""
+    base = read(saved / "state.json").get("base")  # early checkpoints have none
+    if base and base != weights_hash(policy):
+        raise SystemExit(
+            f"{saved}: {policy.name} is not the model that this run was trained on, its weights "
+            "are others; give that one with --model"
+        )
 
 
 def readable(folder: Path, like: str) -> None:
@@ -308,7 +382,8 @@ def save_checkpoint(
         moments = optimizer.state_dict() if optimizer else {}
         torch.save(moments | {"reference": reference}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
-        (new / "checksum").write_text(checksum(new), encoding="utf-8")
+        files = [file for file in new.glob("[!.~]*") if file.suffix in SAVED]
+        (new / "checksum").write_text("\n".join(checksums(files)) + "\n", encoding="utf-8")
         readable(new, "checksum")
         # The logs first, so that after a power cut no checkpoint is newer than its lines.
         for path in (*folder.parent.glob("*.jsonl"), *new.iterdir(), new):
@@ -336,8 +411,8 @@ def find_checkpoint(folder: Path) -> Path | None:
     """
     checkpoints = [path for path in (folder, folder.with_suffix(".old")) if path.exists()]
     for path in checkpoints:
-        with suppress(OSError):  # no checksum file, or one of its files cannot be read
-            if checksum(path).encode() == (path / "checksum").read_bytes():
+        with suppress(OSError, ValueError):  # one of its files cannot be read
+            if is_whole(path):
                 return path
         print(f"{path} is damaged (its checksum does not match); looking for the one before it")
     if checkpoints:
