@@ -15,10 +15,9 @@ process ends.
 
 Sooner or later a run dies in the middle of a write: a kill, a full disk, a lost node. So a new
 checkpoint is written in full next to the old one, flushed to the disk, and only then renamed. At
-every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 of each file that
-was saved tells a damaged checkpoint from a good one (`sha256sum -c checksum` reads the same file);
-what else lies in the folder does not count. If one is damaged, the previous one is taken, which
-costs `save_every` updates and not the run.
+every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 over all files
+that were saved, which are listed with it, tells a damaged checkpoint from a good one; if it is
+damaged, the previous one is taken, which costs `save_every` updates and not the run.
 
     old | current          old is removed first, so there are never more than two
           current | new    written, flushed
@@ -33,7 +32,6 @@ import ast
 import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -133,19 +131,19 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     return folder, claim(folder)
 
 
-def has_checkpoint() -> bool | None:
-    """Has this process's run saved a checkpoint? None: its folder cannot be looked into."""
-    try:
-        return any({"checkpoint", "checkpoint.old"} & {*os.listdir(home)} for home in own)
-    except OSError:
-        return None
+def has_checkpoint() -> bool:
+    """May this process's run have saved a checkpoint? Only who has seen that there is none says so.
+
+    If not, messages must not promise one.
+    """
+    return any(not home.exists() or any(home.glob("checkpoint*/state.json")) for home in own)
 
 
 def how_to_go_on() -> str:
     """The end of the message of a run that was stopped."""
     if not own:
         return "; nothing was written"
-    start = ", from its start: nothing was saved yet" if has_checkpoint() is False else ""
+    start = "" if has_checkpoint() else ", from its start: nothing was saved yet"
     return f"; go on with: python train.py --resume {own[0]}{start}"
 
 
@@ -197,8 +195,10 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
         )
     cfg = type(command_line)(**saved)
     checkpoint = find_checkpoint(folder / "checkpoint")
-    if has_moved(cfg.env, command_line.env, checkpoint):
-        cfg.env = command_line.env
+    env = command_line.env
+    same = env != cfg.env and FILES.sub(r"\1", env) == FILES.sub(r"\1", cfg.env)
+    if same and checkpoint and trained_with(checkpoint, env):  # its files have moved
+        cfg.env = env
     if CODE.search(cfg.env) and cfg.env != command_line.env:
         raise SystemExit(
             f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
@@ -252,13 +252,6 @@ def code_hash(env: str) -> str:
     return hashlib.sha256(whole).hexdigest()[:16]
 
 
-def has_moved(env: str, typed: str, saved: Path | None) -> bool:
-    """Is a typed --env a run's own, with files of the same content in other places?"""
-    but_files = [FILES.sub(r"\1", text) for text in (env, typed)]
-    moved = env != typed and but_files[0] == but_files[1]
-    return moved and (saved is None or trained_with(saved, typed))
-
-
 def trained_with(saved: Path, env: str) -> bool:
     """Are the environment's code and rows those that a checkpoint was trained with?"""
     return str(read(saved / "state.json").get("code", "")).endswith(code_hash(env))
@@ -297,29 +290,24 @@ def trim(folder: Path, done: int) -> None:
 SAVED = (".safetensors", ".pt", ".json", ".jinja", ".txt", ".model")
 
 
-def checksums(files: Iterable[Path]) -> list[str]:
-    """A line per file, "SHA-256  name"."""
-    found = []
+def checksum(files: Iterable[Path]) -> str:
+    """SHA-256 over names and contents of files."""
+    total = hashlib.sha256()
     for file in sorted(files):
         with open(file, "rb") as f:  # in pieces: a 4B model's weights are 16 GB
-            found.append(f"{hashlib.file_digest(f, 'sha256').hexdigest()}  {file.name}")
-    return found
+            content = hashlib.file_digest(f, "sha256").hexdigest()
+        total.update(f"{file.name} {content}\n".encode())
+    return total.hexdigest()
 
 
 def is_whole(folder: Path) -> bool:
-    """Are the files of a checkpoint those that were saved? Others, as file managers and disks that
-    are synchronized leave them, do not count.
+    """Are a checkpoint's files those that were saved? Others in the folder do not count.
 
-    OSError if one is not there.
+    OSError if one is not there. Early checkpoints have no names in their checksum file.
     """
-    saved = (folder / "checksum").read_text(encoding="utf-8").splitlines()
-    names = [line.partition("  ")[2] for line in saved]
-    if all(names):
-        return bool(saved) and checksums(folder / Path(name).name for name in names) == saved
-    # Checkpoints had one checksum of all their files, at first.
-    files = {*folder.glob("[!.]*")} - {folder / "checksum"}
-    lines = [" ".join(reversed(line.split("  "))) + "\n" for line in checksums(files)]
-    return [hashlib.sha256("".join(lines).encode()).hexdigest()] == saved
+    total, *names = (folder / "checksum").read_text(encoding="utf-8").split()
+    named = [folder / Path(name).name for name in names]
+    return checksum(named or {*folder.glob("[!.]*")} - {folder / "checksum"}) == total
 
 
 def weights_hash(policy: Policy) -> str:
@@ -328,13 +316,10 @@ def weights_hash(policy: Policy) -> str:
     In bfloat16, so that it is the same whichever type and device the run computes on; without the
     weights' names, which may change with transformers.
     """
-    found = []
-    for name, weight in policy.lm.named_parameters():
-        if "lora_" not in name:
-            some = weight.detach().flatten()[:: 1 + weight.numel() // 1000]
-            content = some.to(torch.bfloat16).float().cpu().numpy().tobytes()
-            found.append(f"{tuple(weight.shape)} {hashlib.sha256(content).hexdigest()}")
-    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
+    base = [weight.detach() for name, weight in policy.lm.named_parameters() if "lora_" not in name]
+    some = [weight.flatten()[:: 1 + weight.numel() // 1000].to(torch.bfloat16) for weight in base]
+    told = sorted(f"{w.shape} {x.tolist()}" for w, x in zip(base, some))
+    return hashlib.sha256("".join(told).encode()).hexdigest()[:16]
 
 
 def refuse_base(saved: Path, policy: Policy) -> None:
@@ -383,7 +368,8 @@ def save_checkpoint(
         torch.save(moments | {"reference": reference}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
         files = [file for file in new.glob("[!.~]*") if file.suffix in SAVED]
-        (new / "checksum").write_text("\n".join(checksums(files)) + "\n", encoding="utf-8")
+        names = [checksum(files), *(file.name for file in files)]
+        (new / "checksum").write_text("\n".join(names), encoding="utf-8")
         readable(new, "checksum")
         # The logs first, so that after a power cut no checkpoint is newer than its lines.
         for path in (*folder.parent.glob("*.jsonl"), *new.iterdir(), new):

@@ -580,10 +580,7 @@ def errors_in_one_sentence():
     except (*SENTENCES, RuntimeError, FloatingPointError, OSError) as error:
         for fits, what, if_kept, if_none in KNOWN:
             if fits(error):
-                kept = folder.has_checkpoint()
-                cure = if_none if kept is False else if_kept
-                if cure and kept is None:
-                    cure = f"; look into {folder.own[0]}: what was saved there is kept"
+                cure = if_kept if folder.has_checkpoint() else if_none
                 raise SystemExit(what(error) + cure) from None
         raise
     finally:

@@ -45,7 +45,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import httpx
 import openai
 from tqdm import tqdm
 
@@ -116,7 +115,7 @@ class Endpoint:
 # ------------------------------------------------------------------------------------ the endpoint
 
 
-async def as_it_is(response: httpx.Response) -> None:
+async def as_it_is(response) -> None:
     """Give an answer of 200 that holds an error, or no choice, the error's own status, or 502."""
     await response.aread()
     with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -196,8 +195,7 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         choice = response["choices"][0]
         cut = str(choice.get("finish_reason")).lower() in ("length", "max_tokens")
         message = choice["message"]
-        old = message.get("function_call")  # what a call was before there were several
-        calls = message.get("tool_calls") or ([{"function": old}] if old else [])
+        calls = message.get("tool_calls") or []
         for number, call in enumerate(calls):
             called = call.get("function") or call
             # Some leave out what strict servers want back.
@@ -239,12 +237,9 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
 def text_of(content) -> str | None:
     """The text of a content: a text, {"text": …}, or a list of such parts; None if it has none."""
     if isinstance(content, dict):
-        return text_of(content.get("text") or content.get("value"))
+        return text_of(content.get("text"))
     if isinstance(content, list):
-        texts = [text for text in map(text_of, content) if text is not None]
-        return "".join(texts) if texts else None
-    if not isinstance(content, str | None):
-        raise TypeError
+        return "".join(text_of(part) or "" for part in content) or None
     return content
 
 

@@ -11,20 +11,17 @@ the file chooses a model that fits a card, and settings that fit a CPU's memory.
 Run me: `python -m fast.machine` says what this machine has, and what fits on which card.
 """
 
-import builtins
 import ctypes
 import decimal
-import gc
 import importlib.util
 import locale
-import logging
 import os
+import pickle
 import platform
 import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -114,6 +111,7 @@ def by_signal(seconds: float, call: Callable, *given):
     that swallowed it, which ends `while True: try: … except: pass`.
     """
     over, rung = threading.Event(), []
+    late = partial(Hung, f"no answer within {seconds:g} seconds")
 
     def ring(number, frame):
         if over.is_set():
@@ -124,14 +122,12 @@ def by_signal(seconds: float, call: Callable, *given):
             frame.f_trace = trap
             frame = frame.f_back
         rung.append(number)
-        own = "its own alarm rang, and it has no handler for it"
-        late = f"no answer within {seconds:g} seconds"
-        raise Hung(own if number == signal.SIGALRM else late)
+        raise late()
 
-    def trap(frame, event, _):
-        if event in ("line", "call") and frame.f_code.co_filename != __file__:
-            raise Hung(f"no answer within {seconds:g} seconds")
-        return trap
+    def trap(frame, event, _):  # as a debugger's, for each line
+        ours = over.is_set() or frame.f_code.co_filename == __file__
+        if event in ("line", "call") and not ours:
+            raise late()
 
     def watch():
         pause = seconds
@@ -139,9 +135,8 @@ def by_signal(seconds: float, call: Callable, *given):
             pause = 1.0
             signal.pthread_kill(threading.main_thread().ident, signal.SIGURG)
 
-    # SIGURG: if nobody handles it, it does nothing.
-    before = {number: signal.signal(number, ring) for number in (signal.SIGURG, signal.SIGALRM)}
-    traced = sys.gettrace()
+    signal.signal(signal.SIGURG, ring)  # if nobody handles it, it does nothing
+    signal.signal(signal.SIGALRM, ring)  # else an alarm without a handler ends the process
     try:
         try:
             threading.Thread(target=watch, daemon=True).start()
@@ -150,11 +145,7 @@ def by_signal(seconds: float, call: Callable, *given):
             over.set()
     finally:  # again, because it may have rung in the line above
         over.set()
-        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
-            signal.setitimer(timer, 0)  # an alarm that it forgot
-        sys.settrace(traced)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.alarm(0)  # it may have forgotten its own
 
 
 def in_thread(seconds: float, call: Callable, *given):
@@ -184,13 +175,7 @@ def working_folder() -> str | None:
         return os.getcwd()
 
 
-def numpy_state() -> tuple:
-    """The state of NumPy's random numbers; arrays cannot be compared, bytes can."""
-    name, keys, *more = np.random.get_state()
-    return name, keys.tobytes(), *more
-
-
-SIGNALS = "INT TERM ALRM HUP QUIT CHLD PIPE USR1 USR2 VTALRM PROF XCPU".split()
+SIGNALS = "INT TERM ALRM URG HUP QUIT CHLD PIPE USR1 USR2 VTALRM PROF XCPU".split()
 # What other people's code may change for the whole process: (how it is read, how it is put back).
 # Environment variables, sys.path and imported modules are not here: by them it finds its things.
 STATE = (
@@ -204,24 +189,16 @@ STATE = (
         for name in ("stdin", "stdout", "stderr", "excepthook")
     ),
     # HumanEval's reliability_guard leaves os.chdir, shutil.rmtree and thirty others None.
-    *(
-        (partial(dict, vars(module)), vars(module).update)
-        for module in (os, shutil, subprocess, builtins)
-    ),
+    *((partial(dict, vars(module)), vars(module).update) for module in (os, shutil, subprocess)),
     (working_folder, os.chdir),
     (sys.getrecursionlimit, sys.setrecursionlimit),
-    (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    (sys.gettrace, sys.settrace),
     (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
     (lambda: warnings.filters[:], partial(setattr, warnings, "filters")),
-    (lambda: logging.root.manager.disable, logging.disable),
-    (socket.getdefaulttimeout, socket.setdefaulttimeout),
     (lambda: decimal.getcontext().prec, lambda prec: setattr(decimal.getcontext(), "prec", prec)),
     (random.getstate, random.setstate),
     (np.geterr, lambda how: np.seterr(**how)),
-    (
-        numpy_state,
-        lambda s: np.random.set_state((s[0], np.frombuffer(s[1], dtype=np.uint32), *s[2:])),
-    ),
+    (lambda: pickle.dumps(np.random.get_state()), lambda s: np.random.set_state(pickle.loads(s))),
     (
         lambda: torch.default_generator.get_state().numpy().tobytes(),
         lambda state: torch.set_rng_state(torch.tensor([*state], dtype=torch.uint8, device="cpu")),
