@@ -427,10 +427,16 @@ class Generator(Known):
         )
 
     def mark(self, entry: dict, answer: str) -> float:
-        """The package's marks; 0 for an answer that must not be run as Python."""
+        """The package's marks; 0 for an answer that must not be run as Python.
+
+        And no full marks for another number: coin_flip pays 0, which begins 0.625, in full.
+        """
         if self.generator in CHECKS and not CHECKS[self.generator](answer):
             return 0.0
         value = self.scorer.score_answer(answer, entry)
+        said, right = as_number(answer), as_number(str(entry["answer"]))
+        if value >= 1 and None not in (said, right) and abs(said - right) > 0.01 * abs(right):
+            return 0.0
         return float(value >= 1) if self.pay == "full" else value
 
     def expert_reply(self) -> str:

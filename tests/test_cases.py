@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 import warnings
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,40 +35,32 @@ from settings import Config
 ROWS = ROOT / "learn" / "vowels.jsonl"
 
 
-def own_limit():
-    """As many graders have it: SIGALRM on, then off; afterwards they hang all the same."""
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.alarm(5)
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-    time.sleep(9)
-
-
-def swallows(work=lambda: time.sleep(0.01)):
-    while True:
+def swallows(work, times=10**9):
+    for _ in range(times):
         try:
             work()
         except BaseException:
             pass
-
-
-def suppresses():
-    while True:
-        with suppress(BaseException):
-            sum(range(1000))
+    time.sleep(9)
 
 
 HANGS = {
-    "its own limit": own_limit,
+    "its own limit, then it hangs all the same": lambda: (
+        signal.signal(signal.SIGALRM, lambda *_: None),
+        signal.alarm(5),
+        signal.alarm(0),
+        signal.signal(signal.SIGALRM, signal.SIG_DFL),
+        time.sleep(9),
+    ),
     "no timer": lambda: (signal.setitimer(signal.ITIMER_REAL, 0), time.sleep(9)),
     "alarms ignored": lambda: (signal.signal(signal.SIGALRM, signal.SIG_IGN), time.sleep(9)),
     "an alarm without a handler": lambda: (
         signal.setitimer(signal.ITIMER_REAL, 0.02),
         time.sleep(9),
     ),
-    "swallows sleeping": swallows,
+    "swallows sleeping": lambda: swallows(lambda: time.sleep(0.01)),
+    "swallows once": lambda: swallows(lambda: time.sleep(9), times=1),
     "swallows working": lambda: swallows(lambda: sum(range(10**5))),
-    "suppresses": suppresses,
     "waits for a program": lambda: subprocess.run(["sleep", "9"]),
     "waits for a thread": lambda: threading.Event().wait(9),
     "asyncio": lambda: asyncio.run(asyncio.sleep(9)),
@@ -85,20 +76,12 @@ def test_no_call_turns_the_limit_off(case):
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-class Panic(BaseException):
-    """As pyo3's: no Exception, and its text cannot be had."""
-
-    def __str__(self):
-        raise Panic
-
-    __repr__ = __str__
+def broken(of: type, name: str) -> type:
+    """A class whose text cannot be had; of BaseException, it is as pyo3's PanicException."""
+    return type(name, (of,), {"__str__": lambda self: 1 / 0, "__repr__": lambda self: 1 / 0})
 
 
-class Says(str):
-    def __repr__(self):
-        raise Panic
-
-
+Panic, Says = broken(BaseException, "Panic"), broken(str, "Says")
 ENDS = [
     Panic(),
     SystemExit(1),
@@ -115,6 +98,8 @@ def test_whatever_is_raised_costs_one_episode(error, capsys):
 
     with pytest.raises(EnvironmentFailed, match=f"^{type(error).__name__}: .*test_cases.py"):
         Guarded(type("Env", (), {"step": fails})()).step("")
+    with pytest.raises(KeyboardInterrupt):
+        refusals.attempt(9, signal.raise_signal, signal.SIGINT)
     with pytest.raises(EnvironmentFailed, match=type(error).__name__):
         refusals.guarded(fails)
     rows = open_known(f"jsonl:{ROWS}", True)
@@ -126,14 +111,10 @@ def test_whatever_is_raised_costs_one_episode(error, capsys):
         Guarded(type("Env", (), {"step": lambda *_: Says("x")})()).step("")
 
 
-def leaves(folder_that_goes: bool = True):
-    with tempfile.TemporaryDirectory() as place:
-        os.chdir(place)
-    return folder_that_goes
-
-
 LEAVES = {
-    "a working folder that is gone": leaves,
+    "a working folder that is gone": lambda: [
+        act(place) for place in [tempfile.mkdtemp()] for act in (os.chdir, os.rmdir)
+    ],
     "another working folder": lambda: os.chdir("/"),
     "no gradients": lambda: torch.set_grad_enabled(False),
     "inference mode": lambda: torch.inference_mode().__enter__(),
@@ -155,18 +136,15 @@ LEAVES = {
 }
 
 
-def state() -> list:
-    modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.rand(0).dtype]
-    return modes + [read() for read, _ in machine.STATE]
-
-
 @pytest.mark.parametrize("case", LEAVES)
 def test_what_a_call_leaves_behind_is_put_back(case, monkeypatch):
     monkeypatch.setattr(machine, "theirs", {})
-    before = state()
+    reads = [torch.is_grad_enabled, torch.is_inference_mode_enabled]
+    reads += [read for read, _ in machine.STATE]
+    before = [read() for read in reads]
     for _ in range(2):  # the second time it finds its own again
         machine.in_time(9, LEAVES[case])
-        assert state() == before
+        assert [read() for read in reads] == before
 
 
 def test_random_numbers_of_other_code_go_on_from_call_to_call(monkeypatch):
