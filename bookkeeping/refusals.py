@@ -380,7 +380,8 @@ class Guarded:
             answer = read(found)
             if method == "reset":
                 self.opening = answer
-            if method == "step" and answer[0][: len(self.opening)] == self.opening:
+            goes_on = method == "step" and not answer[1]
+            if goes_on and answer[0][: len(self.opening)] == self.opening:
                 raise ValueError
         except Exception:
             if isinstance(found, dict) and (taken := TAKEN & found.keys()):

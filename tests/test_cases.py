@@ -186,6 +186,8 @@ def test_a_step_gives_what_is_new(new, right):
     opening.append(SAID)  # its own list: nobody else's changes
     if right:
         assert env.step("3") == (new, False)
+        new = None
+        assert Guarded(type("E", (), {"step": lambda *_: (new, True)})()).step("") == (None, True)
     else:
         with pytest.raises(EnvironmentFailed, match="new ones only, so neither the replies"):
             env.step("3")
