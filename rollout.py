@@ -100,7 +100,7 @@ class Player:
     """An episode that is being played."""
 
     episode: Episode
-    env: object
+    env: object  # None: it could not be made
     member: int  # its number in the group, 0 … k-1
     cache: object = None  # keys and values of earlier tokens, if the sampler keeps them
 
@@ -201,9 +201,10 @@ def open_group(
 
     max_prompt: the most tokens that a prompt may have.
     """
-    group = [Player(Episode(seed, number), make_env(), n) for n in range(k)]
+    group = [Player(Episode(seed, number), None, n) for n in range(k)]
     for p in group:
         with end_on_failure(p.episode):
+            p.env = make_env()
             p.episode.messages = list(p.env.reset(seed))
     ready = still_playing(group)
     if not ready:

@@ -38,6 +38,7 @@ IN_NAME = (
 # The flags that go with --eval-only: which tasks, the rules they are played by, and
 # how all this is computed.
 MAY_BE_TYPED = (
+    "model",
     "difficulty",
     "eval_other_tiers",
     "eval_n",
@@ -76,7 +77,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     """
     if parallel.world() > 1:
         raise ValueError("--eval-only is for one process; leave torchrun out")
-    folder = Path(given.eval_only)
+    folder = Path(given.eval_only).absolute()
     cfg, saved, lock = run_folder.open_saved("--eval-only", folder, given)
     run_folder.mend(folder)
     if saved is None:
@@ -87,6 +88,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     run_folder.tell_changed(saved, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, cfg.today)
+    run_folder.refuse_base(saved, policy)
     rollouts = open_rollouts(cfg, policy)
     before = len(records.lines(folder / "evals.jsonl"))
     # Freshly loaded, its adapter adds nothing: this is the base.

@@ -16,8 +16,8 @@ process ends.
 Sooner or later a run dies in the middle of a write: a kill, a full disk, a lost node. So a new
 checkpoint is written in full next to the old one, flushed to the disk, and only then renamed. At
 every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 over all files
-tells a damaged checkpoint from a good one; if it is damaged, the previous one is taken, which costs
-`save_every` updates and not the run.
+that were saved, which are listed with it, tells a damaged checkpoint from a good one; if it is
+damaged, the previous one is taken, which costs `save_every` updates and not the run.
 
     old | current          old is removed first, so there are never more than two
           current | new    written, flushed
@@ -34,7 +34,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -65,12 +65,15 @@ MAY_CHANGE = (
     "vllm_sleep",
     "vllm_seeds",
     "vllm_eager",
+    "model",  # it may have moved; the checkpoint knows its weights
     "micro_tokens",
     "gradient_checkpointing",
 )
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 # {type of a flag: what config.json may hold for it}; other types are stored as they are
 SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 # This process's run folder, once it has one. What a run that did not finish says at its end depends
 # on what is in it (refusals.errors_in_one_sentence).
@@ -83,7 +86,8 @@ own: list[Path] = []
 def claim(folder: Path) -> FileLock:
     """Keep other processes out of a run folder, for as long as the returned lock lives.
 
-    SystemExit if another process already has it.
+    SystemExit if another process already has it. Some clusters' disks have no locks: that is
+    printed.
     """
     lock = FileLock(folder / "lock")
     try:
@@ -93,12 +97,19 @@ def claim(folder: Path) -> FileLock:
             f"{folder}: another process is working in this run folder; wait until it is done, "
             "or stop it"
         ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print(
+            f"{folder}: this disk has no file locks ({error.strerror}), so nothing keeps a second "
+            "process out: start none in this folder, or take --runs on another disk"
+        )
     return lock
 
 
 def refuse_taken(cfg) -> None:
     """SystemExit if --name is a folder that is not empty."""
-    folder = Path(cfg.runs) / cfg.name
+    folder = Path(cfg.runs).absolute() / cfg.name
     if cfg.name and folder.is_dir() and any(file.name != "lock" for file in folder.iterdir()):
         raise SystemExit(
             f"{folder} exists; choose another --name, or continue it with --resume {folder}"
@@ -112,7 +123,8 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     over_api = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
     name = cfg.name or f"{over_api}{settings.env_name(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S}"
     # Three seeds started with one command line begin in the same second.
-    folders = [Path(cfg.runs) / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
+    runs = Path(cfg.runs).absolute()
+    folders = [runs / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
     folder = next(path for path in folders if cfg.name or not path.exists())
     folder.mkdir(parents=True, exist_ok=bool(cfg.name))
     flush(folder.parent)
@@ -120,8 +132,11 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
 
 
 def has_checkpoint() -> bool:
-    """Has this process's run saved a checkpoint? If not, messages must not promise one."""
-    return any(any(home.glob("checkpoint*/state.json")) for home in own)
+    """May this process's run have saved a checkpoint? Only who has seen that there is none says so.
+
+    If not, messages must not promise one.
+    """
+    return any(not home.exists() or any(home.glob("checkpoint*/state.json")) for home in own)
 
 
 def how_to_go_on() -> str:
@@ -139,7 +154,7 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     SystemExit with one sentence if there is nothing to resume, a flag cannot change, or the folder
     is in use.
     """
-    folder = Path(cfg.resume)
+    folder = Path(cfg.resume).absolute()
     saved_cfg, checkpoint, lock = open_saved("--resume", folder, cfg)
     own[:] = [folder]
     if saved_cfg.api_base:
@@ -161,8 +176,8 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
     """(Config, newest whole checkpoint or None, lock) of a folder that may come from anywhere.
 
     command_line: the Config as typed. If the environment or a scorer is code, it has to be typed as
-    well. SystemExit or ValueError with one sentence if this is not a run folder of ours, or is in
-    use.
+    well. Its files may have moved, if they are the same. SystemExit or ValueError with one sentence
+    if this is not a run folder of ours, or is in use.
     """
     if not (folder / "config.json").exists():
         raise SystemExit(
@@ -179,12 +194,17 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
             "check the path, or restore the file"
         )
     cfg = type(command_line)(**saved)
+    checkpoint = find_checkpoint(folder / "checkpoint")
+    env = command_line.env
+    same = env != cfg.env and FILES.sub(r"\1", env) == FILES.sub(r"\1", cfg.env)
+    if same and checkpoint and trained_with(checkpoint, env):  # its files have moved
+        cfg.env = env
     if CODE.search(cfg.env) and cfg.env != command_line.env:
         raise SystemExit(
             f"{folder}: this run's environment is code from a file, {cfg.env[:200]!a}; read it, "
-            "and if you trust it, type that after --env"
+            "and if you trust it, type that after --env (the new path, if the same file has moved)"
         )
-    return cfg, find_checkpoint(folder / "checkpoint"), lock
+    return cfg, checkpoint, lock
 
 
 def take_typed(flag: str, cfg, command_line, names: set[str], may_change) -> None:
@@ -204,6 +224,7 @@ def take_typed(flag: str, cfg, command_line, names: set[str], may_change) -> Non
 
 # FILE:NAME. A file's name may contain commas and line ends.
 CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=.*:", re.DOTALL)
+FILES = re.compile(r"(jsonl:|held_out=)[^,]*|[^,=]*(?=:)", re.DOTALL)  # in an --env
 
 
 def sources(env: str) -> list[Path]:
@@ -231,9 +252,14 @@ def code_hash(env: str) -> str:
     return hashlib.sha256(whole).hexdigest()[:16]
 
 
+def trained_with(saved: Path, env: str) -> bool:
+    """Are the environment's code and rows those that a checkpoint was trained with?"""
+    return str(read(saved / "state.json").get("code", "")).endswith(code_hash(env))
+
+
 def tell_changed(saved: Path, env: str) -> None:
-    """Say so if the environment's code or rows are not those that a checkpoint was trained with."""
-    if not str(read(saved / "state.json").get("code", "")).endswith(code_hash(env)):
+    """Say so if they are not."""
+    if not trained_with(saved, env):
         print(f"{env}: its code or its rows have changed since this run was trained")
 
 
@@ -260,17 +286,50 @@ def trim(folder: Path, done: int) -> None:
 # --------------------------------------------------------------------------------- its checkpoints
 
 
-def checksum(folder: Path) -> str:
-    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself.
+# Endings of the files that loading needs. A file manager may put others in while they are written.
+SAVED = (".safetensors", ".pt", ".json", ".jinja", ".txt", ".model")
 
-    Files that a file manager leaves do not count either (.DS_Store, .ipynb_checkpoints).
-    """
+
+def checksum(files: Iterable[Path]) -> str:
+    """SHA-256 over names and contents of files."""
     total = hashlib.sha256()
-    for file in sorted({*folder.glob("[!.]*")} - {folder / "checksum"}):
+    for file in sorted(files):
         with open(file, "rb") as f:  # in pieces: a 4B model's weights are 16 GB
             content = hashlib.file_digest(f, "sha256").hexdigest()
         total.update(f"{file.name} {content}\n".encode())
     return total.hexdigest()
+
+
+def is_whole(folder: Path) -> bool:
+    """Are a checkpoint's files those that were saved? Others in the folder do not count.
+
+    OSError if one is not there. Early checkpoints have no names in their checksum file.
+    """
+    total, *names = (folder / "checksum").read_text(encoding="utf-8").split()
+    named = [folder / Path(name).name for name in names]
+    return checksum(named or {*folder.glob("[!.]*")} - {folder / "checksum"}) == total
+
+
+def weights_hash(policy: Policy) -> str:
+    """A hash of a base model: of the shape and about a thousand numbers of each weight.
+
+    In bfloat16, so that it is the same whichever type and device the run computes on; without the
+    weights' names, which may change with transformers.
+    """
+    base = [weight.detach() for name, weight in policy.lm.named_parameters() if "lora_" not in name]
+    some = [weight.flatten()[:: 1 + weight.numel() // 1000].to(torch.bfloat16) for weight in base]
+    told = sorted(f"{w.shape} {x.tolist()}" for w, x in zip(base, some))
+    return hashlib.sha256("".join(told).encode()).hexdigest()[:16]
+
+
+def refuse_base(saved: Path, policy: Policy) -> None:
+    """SystemExit if a policy as it was loaded is not the base that a checkpoint belongs to."""
+    base = read(saved / "state.json").get("base")  # early checkpoints have none
+    if base and base != weights_hash(policy):
+        raise SystemExit(
+            f"{saved}: {policy.name} is not the model that this run was trained on, its weights "
+            "are others; give that one with --model"
+        )
 
 
 def readable(folder: Path, like: str) -> None:
@@ -308,7 +367,9 @@ def save_checkpoint(
         moments = optimizer.state_dict() if optimizer else {}
         torch.save(moments | {"reference": reference}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
-        (new / "checksum").write_text(checksum(new), encoding="utf-8")
+        files = [file for file in new.glob("[!.~]*") if file.suffix in SAVED]
+        names = [checksum(files), *(file.name for file in files)]
+        (new / "checksum").write_text("\n".join(names), encoding="utf-8")
         readable(new, "checksum")
         # The logs first, so that after a power cut no checkpoint is newer than its lines.
         for path in (*folder.parent.glob("*.jsonl"), *new.iterdir(), new):
@@ -336,8 +397,8 @@ def find_checkpoint(folder: Path) -> Path | None:
     """
     checkpoints = [path for path in (folder, folder.with_suffix(".old")) if path.exists()]
     for path in checkpoints:
-        with suppress(OSError):  # no checksum file, or one of its files cannot be read
-            if checksum(path).encode() == (path / "checksum").read_bytes():
+        with suppress(OSError, ValueError):  # one of its files cannot be read
+            if is_whole(path):
                 return path
         print(f"{path} is damaged (its checksum does not match); looking for the one before it")
     if checkpoints:

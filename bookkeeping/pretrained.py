@@ -50,7 +50,10 @@ def loaded(folder: str, load: Callable, bfloat16: bool) -> Policy:
     """load(bfloat16=…); ValueError with one sentence if the folder or hub id cannot be loaded."""
     ours = folder.startswith(("runs/", "models/"))  # if not there, mistyped: not a hub id
     if not Path(folder).exists() and (ours or folder.count("/") != 1):
-        raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
+        raise ValueError(
+            "no such folder, and no hub id of the form owner/name; check the spelling, or give its "
+            "new place if it has moved"
+        )
     try:
         refuse_pickles(Path(folder))
         return load(bfloat16=bfloat16)

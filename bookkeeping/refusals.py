@@ -7,9 +7,10 @@ knows (which versions swarm has) its class checks itself.
 Answers that an environment must not give. An environment may be anybody's code. If it raises,
 exits, does not answer within a minute, or returns something of the wrong type, that costs one
 episode and not a run of days: `Guarded` wraps it, checks each answer against ANSWERS, and turns
-every failure into rollout.EnvironmentFailed, with one line that says what happened and where.
-`preflight` plays the environment through the same wrapper before a model is loaded; there a failure
-ends the command.
+every failure into rollout.EnvironmentFailed, with one line that says what happened and where. What
+it changes for the whole process (the working folder, gradients, random numbers …) is put back
+(machine.STATE). `preflight` plays the environment through the same wrapper before a model is
+loaded; there a failure ends the command.
 
 Our own three are played without it. Any string is a legal reply to them, and tests/test_hostile.py
 plays them through the wrapper to show it. So if you edit one of them and make a mistake, the run
@@ -25,7 +26,6 @@ import os
 import re
 import sys
 import traceback
-from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import fields
@@ -67,8 +67,10 @@ MOST_THREADS = 1024  # more is a typing error
 # For one call of an environment. An environment that needs more (a judge over the network) has its
 # own attribute `seconds`.
 ENV_SECONDS = 60.0
+LOAD_SECONDS = 3600.0  # to make an environment: a judge may have to be loaded
 MOST_TURNS = 100  # in an episode that preflight plays
 ROLES = ("system", "user", "assistant", "tool")  # templates leave out messages with other roles
+NEW_ROLES = ("system", "user", "tool")  # in answer to a reply, which itself is known
 OURS = ("env_letters", "env_alphabet", "env_swarm")  # modules whose environments need no guard
 
 # Columns of the logs: an entry of a score with such a name would overwrite them.
@@ -246,6 +248,8 @@ def check(cfg: Config) -> None:
             "reasoning_gym:NAME, or FILE.py:CLASS",
         )
     fill(cfg, by_env(cfg.env))
+    with machine.undisturbed():
+        class_of(cfg.env)
     if env_kind(cfg.env) == "custom":
         check_level(cfg)
     for flags, wrong, why in REFUSALS:
@@ -309,12 +313,13 @@ def warn_unread_flags(cfg: Config, typed: set[str]) -> None:
 # ------------------------------------------------------------------------- an environment's answers
 
 
-def messages_of(found) -> list[dict]:
-    if not (found and isinstance(found, list) and {m["role"] for m in found} <= {*ROLES}):
+def messages_of(found, roles=ROLES) -> list[dict]:
+    """A copy, because the environment may go on writing in its own."""
+    if not (found and isinstance(found, list) and {m["role"] for m in found} <= {*roles}):
         raise ValueError
     text_of("".join(m["content"] for m in found))
-    json.dumps(found)  # episodes.jsonl keeps them, with everything else that a message holds
-    return found
+    # episodes.jsonl keeps them, with everything else that a message holds
+    return json.loads(json.dumps(found))
 
 
 def text_of(found) -> str:
@@ -327,7 +332,7 @@ def answer_of(found) -> tuple[list[dict], bool]:
     messages, over = found
     if type(over).__name__ not in ("bool", "bool_"):  # the second is NumPy's
         raise ValueError
-    return messages if over else messages_of(messages), bool(over)
+    return messages if over else messages_of(messages, NEW_ROLES), bool(over)
 
 
 def numbers_of(found) -> dict[str, float]:
@@ -352,7 +357,8 @@ ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answ
     ),
     "step": (
         answer_of,
-        "(new messages, is it over?), with a message to answer unless it is over",
+        "(new messages, is it over?), with a message to answer unless it is over; new ones only, "
+        "so neither the replies (role assistant) nor the opening",
     ),
     "score": (
         numbers_of,
@@ -364,37 +370,49 @@ ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answ
 
 
 class Guarded:
-    """An environment whose methods raise only `failure`, with one line that says what and where."""
+    """An environment whose methods raise only EnvironmentFailed: one line says what and where."""
 
-    def __init__(self, env, failure: type = rollout.EnvironmentFailed):
-        self.env, self.failure = env, failure
+    def __init__(self, env):
+        self.env, self.opening = env, None
 
     def __getattr__(self, name: str):
         if name in ANSWERS:
-            return partial(self._ask, name)
+            seconds = getattr(self.env, "seconds", ENV_SECONDS)
+            return partial(attempt, seconds, self._ask, name)
         return getattr(self.env, name)  # think, tools, max_turns …
 
     def _ask(self, method: str, *given):
         read, right = ANSWERS[method]
+        found = getattr(self.env, method)(*given)
         try:
-            seconds = getattr(self.env, "seconds", ENV_SECONDS)
-            found = machine.in_time(seconds, getattr(self.env, method), *given)
-        except (Exception, machine.Hung, SystemExit, CancelledError) as error:
-            # It may execute replies, and a policy may write exit(). Ctrl-C still ends the run.
-            raise self.failure(told(error)) from None
-        try:
-            return read(found)
+            answer = read(found)
+            if method == "reset":
+                self.opening = answer
+            goes_on = method == "step" and not answer[1]
+            if goes_on and answer[0][: len(self.opening)] == self.opening:
+                raise ValueError
         except Exception:
             if isinstance(found, dict) and (taken := TAKEN & found.keys()):
                 right = f"a dict without {min(taken)!r}, which is a column of the logs: rename it"
-            raise self.failure(
+            raise rollout.EnvironmentFailed(
                 f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
             ) from None
+        return answer
+
+
+def attempt(seconds: float, call: Callable, *given):
+    """call(*given) of other people's code; whatever goes wrong becomes EnvironmentFailed."""
+    try:
+        return machine.in_time(seconds, call, *given)
+    except (KeyboardInterrupt, GeneratorExit, rollout.EnvironmentFailed):  # Ctrl-C ends the run
+        raise
+    except BaseException as error:  # it may execute replies, and a policy may write exit()
+        raise rollout.EnvironmentFailed(told(error)) from None
 
 
 def guarded(make_env: Callable, *given):
     """make_env(*given), wrapped unless it is ours. partial(guarded, make_env, …) can be pickled."""
-    env = make_env(*given)
+    env = attempt(LOAD_SECONDS, make_env, *given)
     return env if type(env).__module__ in OURS else Guarded(env)
 
 
@@ -405,7 +423,8 @@ def told(error: BaseException) -> str:
     # The environment's own frames, not those of the code it calls.
     own = [f for f in frames if f.filename == frames[0].filename]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {printable(' '.join(str(error).split())[:300])}{where}"
+    said = " ".join(machine.shown(error, str).split()) or "no message"
+    return f"{type(error).__name__}: {printable(said[:300])}{where}"
 
 
 def place(env, method: str) -> str:
@@ -415,7 +434,7 @@ def place(env, method: str) -> str:
 
 
 def shown(value) -> str:
-    return printable(repr(value)[:100])
+    return printable(machine.shown(value)[:100])
 
 
 # ------------------------------------------------------------------------- before a model is loaded
@@ -429,8 +448,8 @@ def preflight(cfg) -> None:
     try:
         promote = promote_of(cfg.env) if cfg.curriculum else None
         for level in levels_of(cfg.env) or [cfg.difficulty]:
-            check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0, promote)
-    except ValueError as wrong:
+            check_environment(partial(guarded, make_env, cfg, level), cfg.sft_steps > 0, promote)
+    except (ValueError, rollout.EnvironmentFailed) as wrong:
         raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
     if env_kind(cfg.env) == "known":
         print(make_env(cfg, cfg.difficulty).about)
@@ -439,20 +458,21 @@ def preflight(cfg) -> None:
 def check_environment(new_env: Callable, expert: bool, promote) -> None:
     """Play a task of each range of seeds, with the expert and with empty replies.
 
-    new_env() -> an environment; expert: does SFT learn from one? promote: the rule by which a
-    curriculum climbs, or None. ValueError if an answer has the wrong type, a seed does not
+    new_env() -> a guarded environment; expert: does SFT learn from one? promote: the rule by which
+    a curriculum climbs, or None. ValueError if an answer has the wrong type, a seed does not
     determine the task, or the expert earns no more than an empty reply.
     """
 
     def play(seed: int, reply: Callable, most=MOST_TURNS) -> tuple[dict[str, float], bool]:
-        env = Guarded(new_env(), ValueError)
+        env = new_env()
         env.reset(seed)
         done = any(env.step(reply(env))[1] for _ in range(most))  # until the first True
         return env.score(), done
 
-    env = Guarded(new_env(), ValueError)
+    env = new_env()
+    seconds = getattr(env, "seconds", ENV_SECONDS)
     seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, DEV_SEEDS)
-    openings = [Guarded(new_env(), ValueError).reset(seed) for seed in seeds]
+    openings = [new_env().reset(seed) for seed in seeds]
     play(seeds[0], lambda env: "", most=1)  # a run may cut an episode after any reply
     silent = [play(seed, lambda env: "")[0] for seed in seeds]
     shown_how = [play(seed, lambda env: env.expert_reply()) for seed in seeds if expert]
@@ -460,6 +480,10 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
     empty = sum(score["reward"] for score in silent) / 4
     right = sum(score["reward"] for score, _ in shown_how) / 4
     for wrong, why in (
+        (
+            not (isinstance(seconds, int | float) and 0 < seconds < math.inf),
+            f"seconds is {shown(seconds)}; give the number of seconds that a call may take",
+        ),
         (not isinstance(env.think, bool), f"think is {shown(env.think)}; give True or False"),
         (
             not isinstance(env.tools, list | None),
@@ -496,8 +520,9 @@ def prompt_warnings(policy, cfg) -> dict[str, str]:
 
     The most frequent cause is another chat template. Without an expert there is nothing to compare.
     """
-    env, seed = guarded(make_env, cfg, cfg.difficulty), task_seeds(cfg, 0)[0]
+    seed = task_seeds(cfg, 0)[0]
     try:
+        env = guarded(make_env, cfg, cfg.difficulty)
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
         demonstration = sft.expert_episode(policy, env, seed).token_ids
     except Exception:  # the code may be anybody's, and may have no expert
@@ -523,9 +548,10 @@ def with_place(error: Exception) -> str:
     return str(error) if ours else f"{error} ({last.filename}:{last.lineno})"
 
 
+SENTENCES = (ValueError, machine.CannotGoOn, rollout.EnvironmentFailed)
 # (is it this one?, what went wrong, what to do with a checkpoint, and without one)
 KNOWN = (
-    (lambda error: isinstance(error, ValueError | machine.CannotGoOn), with_place, "", ""),
+    (lambda error: isinstance(error, SENTENCES), with_place, "", ""),
     (
         machine.out_of_memory,
         lambda error: f"out of GPU memory ({(str(error).splitlines() or [''])[0]})",
@@ -560,7 +586,7 @@ def errors_in_one_sentence():
     except KeyboardInterrupt:
         print(f"\nstopped at once{folder.how_to_go_on()}", file=sys.stderr)
         raise SystemExit(130) from None  # the exit status of Ctrl-C in a shell
-    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+    except (*SENTENCES, RuntimeError, FloatingPointError, OSError) as error:
         for fits, what, if_kept, if_none in KNOWN:
             if fits(error):
                 cure = if_kept if folder.has_checkpoint() else if_none

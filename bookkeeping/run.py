@@ -32,7 +32,7 @@ from fast.ahead import SECONDS
 from fast.machine import cpu_name, peak_memory
 from policy import How, copy_weights
 from rollout import Episode
-from settings import Config, levels_of, promote_of
+from settings import Config, known_tasks, levels_of, promote_of
 
 # What is printed of an update: a column of metrics.jsonl, its title, and its format. Without a
 # signal nothing was trained, and there is no entropy and no ratio.
@@ -74,6 +74,7 @@ class State:
     # read: prompts and what environments answered, once per episode
     tokens: dict = field(default_factory=lambda: dict.fromkeys(TOKENS, 0))
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms already reported (doctor.py)
+    base: str = ""  # hash of the base model's weights
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
 
 
@@ -104,6 +105,7 @@ class Run:
         if not first:  # nobody reads what the others log
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
             self.folder = Path(self.keep.name)
+        self.state.base = run_folder.weights_hash(policy)
         if self.saved:
             self.go_on(policy, optimizer)
         else:
@@ -125,11 +127,13 @@ class Run:
         Flags cannot show that score_reply was edited between two runs, so the state keeps a hash of
         the environment's code; bookkeeping/compare.py uses it.
         """
-        code = self.state.code
+        base, code = self.state.base, self.state.code
+        run_folder.refuse_base(self.saved, policy)
         self.after_sft, state = run_folder.load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
             self.state = State(**state)
             self.state.tokens = dict.fromkeys(TOKENS, 0) | self.state.tokens
+            self.state.base = base
             self.began -= self.state.seconds["total"]
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
@@ -148,9 +152,14 @@ class Run:
         """ValueError if the saved run cannot continue with this config or environment."""
         cfg, state = self.cfg, self.state
         most = max(cfg.updates, cfg.max_updates if cfg.until_converged else 0)
-        # The tasks of a file of rows are named after its contents, and its scorer's.
-        trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
         evals = records.lines(self.home / "evals.jsonl")
+        # The tasks of a file of rows are named after the file and its contents, and its scorer's.
+        # A file with another name and the same contents goes on under the old one.
+        rows = known_tasks().open_source(cfg.env) if cfg.env.startswith("jsonl:") else None
+        for e in evals:
+            if rows and e["trained"] and e["tasks"].split()[-1] == rows.name.split()[-1]:
+                rows.name = e["tasks"]
+        trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
         for wrong, sentence in (
             (
                 state.updates > most,

@@ -18,11 +18,14 @@ says why, and the rest is not tried.
 
     text      Environments read text, but endpoints may answer in fields. `tool_calls` become
               <tool_call>…</tool_call>, reasoning becomes <think>…</think> if the task allows
-              thinking. The endpoint gets back what it sent, and the result as a tool message. If
-              the model called in plain text, the result goes as <tool_response> in a user message,
-              as Qwen's template would write a tool message.
+              thinking, a list of parts becomes the texts in it. The endpoint gets back what it
+              sent, and the result as a tool message. If the model called in plain text, the result
+              goes as <tool_response> in a user message, as Qwen's template would write a tool
+              message.
     options   If an endpoint refuses a field of the request by name (max_tokens, temperature,
               tools), the request is made in another way, and a note in the report says so.
+    errors    Some answer 200 with an error in it, or with no choice: that counts as the status
+              that the error names, else as 502, and is tried again like it.
     the key   comes from OPENAI_API_KEY and is written nowhere; an echo of it is blanked out.
 
 Everything happens in one thread (asyncio): while one request waits, another is sent.
@@ -38,6 +41,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -46,13 +50,13 @@ from tqdm import tqdm
 
 from bookkeeping import records, report
 from bookkeeping.folder import code_hash, make_folder
-from bookkeeping.refusals import Guarded, check, preflight
+from bookkeeping.refusals import check, guarded, preflight
 from chat import QWEN, in_plain_words
 from env_letters import split_thinking
 from evaluate import eval_line, eval_sets
-from rollout import EnvironmentFailed, Episode, finish
+from rollout import UNLIMITED, EnvironmentFailed, Episode, finish
 from settings import Config, by_size, dev_seeds, env_kind, fill
-from swarm.tools import written
+from swarm.tools import arguments_of, written
 
 RETRIES = 5  # per request; the client's pause starts at half a second and doubles each time
 SECONDS = 300.0  # for one reply, all its retries included
@@ -97,6 +101,7 @@ class Endpoint:
             api_key=self.key,
             timeout=SECONDS,
             max_retries=RETRIES,
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [as_it_is]}),
         )
         self.notes: dict[str, str] = {}  # {a field that it refused: what was done instead}
         self.spent = Counter()  # answers, retries, prompt_tokens, completion_tokens
@@ -108,6 +113,18 @@ class Endpoint:
 
 
 # ------------------------------------------------------------------------------------ the endpoint
+
+
+async def as_it_is(response) -> None:
+    """Give an answer of 200 that holds an error, or no choice, the error's own status, or 502."""
+    await response.aread()
+    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        answer = json.loads(response.content)
+        choice = (answer.get("choices") or [None])[0] or {}
+        error = answer.get("error") or choice.get("error")
+        if response.is_success and (error or not choice):
+            code = str(error.get("code")) if isinstance(error, dict) else ""
+            response.status_code = int(code) if re.fullmatch(r"[45]\d\d", code) else 502
 
 
 async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, int]:
@@ -174,29 +191,36 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
     """
     try:
         response = json.loads(raw)
-        usage = response.get("usage") or {}
+        usage = response.get("usage")
         choice = response["choices"][0]
-        cut = choice.get("finish_reason") == "length"
+        cut = str(choice.get("finish_reason")).lower() in ("length", "max_tokens")
         message = choice["message"]
         calls = message.get("tool_calls") or []
         for number, call in enumerate(calls):
+            called = call.get("function") or call
             # Some leave out what strict servers want back.
             call.update(
-                id=call.get("id") or f"call_{end.spent['answers']}_{number}", type="function"
+                id=call.get("id") or f"call_{end.spent['answers']}_{number}",
+                type="function",
+                function={"name": called["name"], "arguments": arguments_of(called)},
             )
-            call["function"]["arguments"] = call["function"].get("arguments") or "{}"
         content = message.get("content")
+        # Mistral's thinking models have thoughts among the parts of the content.
+        parts = [part for part in content if isinstance(part, dict)] if content else []
+        thought = text_of([part.get("thinking") for part in parts]) or text_of(
+            message.get("reasoning_content") or message.get("reasoning")
+        )
+        content = text_of(content)
         if content is None:
-            content = message.get("refusal")
-        thought = message.get("reasoning_content") or message.get("reasoning")
-        if isinstance(content, list):  # a list of chunks, as from Mistral's thinking models
-            thought = "".join(t["text"] for chunk in content for t in chunk.get("thinking", ()))
-            content = "".join(chunk.get("text", "") for chunk in content)
+            content = text_of(message.get("refusal"))
         reply = {"content": "" if content is None else content, "tool_calls": calls}
         if think and not split_thinking(reply["content"])[0]:
             reply["reasoning"] = thought
         text = end.safe(written(reply))
-        spent = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
+        spent = {
+            "prompt_tokens": count(usage, "prompt_tokens", UNLIMITED),
+            "completion_tokens": count(usage, "completion_tokens", end.cfg.max_tokens),
+        }
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
         raise ValueError("an answer that is no JSON, or has no readable message in it") from None
     if content is None and not (calls or thought or cut):
@@ -204,9 +228,27 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
     end.spent.update(spent, answers=1)
     back = {"role": "assistant", "content": content or ""}
     # DeepSeek and Kimi refuse a call that comes back without the thinking before it
-    kept = ("tool_calls", "reasoning_content", "reasoning") if calls else ()
+    kept = ("reasoning_content", "reasoning") if calls else ()
+    back |= {"tool_calls": calls} if calls else {}
     back |= {name: message[name] for name in kept if message.get(name) is not None}
     return text, back, cut, spent["completion_tokens"]
+
+
+def text_of(content) -> str | None:
+    """The text of a content: a text, {"text": …}, or a list of such parts; None if it has none."""
+    if isinstance(content, dict):
+        return text_of(content.get("text"))
+    if isinstance(content, list):
+        return "".join(text_of(part) or "" for part in content) or None
+    return content
+
+
+def count(usage, name: str, most: int) -> int:
+    """A count of tokens as the endpoint says it, between 0 and `most`; 0 if it says no number."""
+    try:
+        return max(0, min(most, int(usage[name])))
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return 0
 
 
 def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
@@ -231,8 +273,9 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
 
     An endpoint's tokens are not known, only their number.
     """
-    episode, env = Episode(seed, group, [], [], []), Guarded(make_env())
+    episode = Episode(seed, group, [], [], [])
     try:
+        env = guarded(make_env)
         episode.messages = list(env.reset(seed))
         talk, done = list(episode.messages), False
         while not done:

@@ -34,10 +34,11 @@ import tyro
 from safetensors import SafetensorError
 
 from bookkeeping import records, report
-from bookkeeping.folder import find_checkpoint, load_checkpoint, readable
+from bookkeeping.folder import find_checkpoint, load_checkpoint, readable, refuse_base
+from bookkeeping.pretrained import load_checked
 from fast.machine import first_line
 from fast.vllm_engine import room_for
-from policy import EMBEDDED, load_policy
+from policy import EMBEDDED
 
 
 def base_of(summary: dict) -> str:
@@ -109,10 +110,12 @@ def export(
     run: Annotated[Path, tyro.conf.Positional],
     out: Annotated[Path, tyro.conf.Positional],
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    model: str = "",
 ) -> None:
     """Export a finished run: `adapter` (PEFT's format) or `merge` (a model), with a model card.
 
     dtype: of a merged model's weights; auto is the type that the base had in training.
+    model: the base, if it has moved since.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
     if not (run / "summary.json").exists():
@@ -134,7 +137,8 @@ def export(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
-    policy = load_policy(base_of(summary), rank, alpha, device="cpu")
+    policy = load_checked(model or base_of(summary), rank, alpha, device="cpu")
+    refuse_base(saved, policy)
     if dtype == "auto":  # as in load_policy
         on_cpu = not rank or "CPU" in summary["machine"]["device"]
         dtype = "float32" if on_cpu else "bfloat16"

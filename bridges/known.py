@@ -43,7 +43,6 @@ import re
 import runpy
 import sys
 import unicodedata
-from asyncio import CancelledError
 from codecs import BOM_UTF8
 from collections.abc import Callable
 from decimal import Decimal
@@ -52,7 +51,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 
 from env_letters import split_thinking
-from fast.machine import Hung, in_time
+from fast.machine import first_line, in_time, undisturbed
 
 RANGE = 1_000_000_000  # seeds in each range of settings.py: training, SFT, development, …
 SIDES = ("training", "training", "development", "held-out")  # by range; later ones are held-out
@@ -62,8 +61,6 @@ A_ROW = 'a row is a JSON object in UTF-8 with a "question" or "prompt" and an "a
 TRIES = 100  # for a question on the right side: 0.8 ** 100 is practically 0
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 A_LIST = re.compile(r"[\w\s,'\"\[\]-]*")  # of texts and numbers: nothing that could be called
-# What a scorer may raise; its message may quote any reply.
-ENDS = (Exception, SystemExit, CancelledError, Hung)
 HINT = {  # {may the policy think?: what follows the question}
     True: "Think first inside <think> and </think> if that helps. Then give the answer inside "
     "<answer> and </answer>.",
@@ -105,10 +102,12 @@ class Known:
         marks = {"reward": 0.0, "exact": 0.0, "format": float(answer is not None)}
         if answer is not None:
             try:
-                marks |= marks_of(self.mark(self.task, answer))
-            except ENDS as error:
+                marks |= marks_of(self.mark(copy.deepcopy(self.task), answer))
+            except (KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:
                 failed = 1.0
-                tell_once(f"a scorer failed ({type(error).__name__}: {str(error)[:200]!a})")
+                tell_once(f"a scorer failed ({ascii(first_line(error))[1:-1]})")
         found = marks["exact"] >= 1 or self.stands_somewhere()
         return marks | {"found": float(found), "scorer_failed": failed}
 
@@ -161,7 +160,9 @@ def different(env: str, first: int, n: int) -> list[int]:
     for seed in range(first, first + n):
         try:
             task = in_time(known.seconds, known.draw, seed)["question"]
-        except ENDS:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException:
             task = seed
         seeds.setdefault(task, seed)
     return list(seeds.values())
@@ -177,10 +178,13 @@ def open_source(env: str) -> Known:
     name, *pairs = re.split(r",(?=\w+=)", rest)
     options = dict(pair.split("=", 1) for pair in pairs)
     try:
-        return (Rows if kind == "jsonl" else Generator)(name, **options)
-    except Exception as error:  # a scorer's file, or the package, may raise anything
+        with undisturbed():
+            return (Rows if kind == "jsonl" else Generator)(name, **options)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # a scorer's file, or the package, may raise anything
         ours = isinstance(error, ValueError | OSError)
-        problem = str(error) if ours else f"{type(error).__name__}: {error}"
+        problem = str(error) if ours else first_line(error)
         raise ValueError(f"--env {env}: {problem}; see docs/tasks.md") from None
 
 
@@ -364,7 +368,7 @@ class Rows(Known):
         """It thinks the derivation, if there is one and thinking is allowed, and answers."""
         row = self.task
         if self.expert:
-            return self.expert(row["whole"])
+            return self.expert(copy.deepcopy(row["whole"]))
         thought = f"<think>\n{row['thought']}\n</think>\n" if self.think and row["thought"] else ""
         return f"{thought}<answer>{row['answer']}</answer>"
 
@@ -423,15 +427,21 @@ class Generator(Known):
         )
 
     def mark(self, entry: dict, answer: str) -> float:
-        """The package's marks; 0 for an answer that must not be run as Python."""
+        """The package's marks; 0 for an answer that must not be run as Python.
+
+        And no full marks for another number: coin_flip pays 0, which begins 0.625, in full.
+        """
         if self.generator in CHECKS and not CHECKS[self.generator](answer):
             return 0.0
         value = self.scorer.score_answer(answer, entry)
+        said, right = as_number(answer), as_number(str(entry["answer"]))
+        if value >= 1 and None not in (said, right) and abs(said - right) > 0.01 * abs(right):
+            return 0.0
         return float(value >= 1) if self.pay == "full" else value
 
     def expert_reply(self) -> str:
         if self.expert:
-            return self.expert(self.task)
+            return self.expert(copy.deepcopy(self.task))
         if not isinstance(self.task["answer"], str):
             raise ValueError(
                 f"{self.name} tells no answer to show; give expert=FILE.py:FUNCTION, or "

@@ -2,7 +2,7 @@
 
     what                    Linux            macOS            Windows
     peak memory             resource, KiB    resource, bytes  psutil: current memory
-    time limit of a call    SIGALRM          SIGALRM          a thread, abandoned if late
+    time limit of a call    SIGURG           SIGURG           a thread, abandoned if late
     quota of a container    cgroup, v2       none             none
 
 We run it on Linux only; tests/test_machine.py takes away what the others lack. The second half of
@@ -12,21 +12,28 @@ Run me: `python -m fast.machine` says what this machine has, and what fits on wh
 """
 
 import ctypes
+import decimal
 import importlib.util
+import locale
 import os
+import pickle
 import platform
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -84,28 +91,61 @@ class Hung(BaseException):
 
 
 def in_time(seconds: float, call: Callable, *given):
-    """call(*given); raises Hung after so many seconds.
+    """call(*given), which is other people's code; raises Hung after so many seconds.
 
-    In a main thread a timer signal interrupts whatever Python is doing, loops, sleeps and regular
-    expressions included, but not C code that never returns to Python. It fires again every second,
-    in case the call swallows it.
+    What it changes for the whole process is put back (STATE).
     """
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        return in_thread(seconds, call, *given)
+    in_main = threading.current_thread() is threading.main_thread()
+    limited = by_signal if in_main and hasattr(signal, "SIGALRM") else in_thread
+    with undisturbed():
+        return limited(seconds, call, *given)
 
-    def ring(*_):
-        raise Hung(f"no answer within {seconds:g} seconds")
 
-    before = signal.signal(signal.SIGALRM, ring)
+def by_signal(seconds: float, call: Callable, *given):
+    """in_time in a main thread.
+
+    A signal interrupts whatever Python is doing, loops, sleeps and regular expressions included,
+    but not C code that never returns to Python. A thread of ours sends it: SIGALRM and its timer
+    belong to the call, which may have a limit of its own. It comes again every second, because the
+    call may swallow Hung. From the second time on, Hung is also raised in the line after the one
+    that swallowed it, which ends `while True: try: … except: pass`.
+    """
+    over, rung = threading.Event(), []
+    late = partial(Hung, f"no answer within {seconds:g} seconds")
+
+    def ring(number, frame):
+        if over.is_set():
+            return
+        if rung:
+            sys.settrace(trap)
+        while rung and frame.f_code.co_filename != __file__:
+            frame.f_trace = trap
+            frame = frame.f_back
+        rung.append(number)
+        raise late()
+
+    def trap(frame, event, _):  # as a debugger's, for each line
+        ours = over.is_set() or frame.f_code.co_filename == __file__
+        if event in ("line", "call") and not ours:
+            raise late()
+
+    def watch():
+        pause = seconds
+        while not over.wait(pause):
+            pause = 1.0
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGURG)
+
+    signal.signal(signal.SIGURG, ring)  # if nobody handles it, it does nothing
+    signal.signal(signal.SIGALRM, ring)  # else an alarm without a handler ends the process
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+            threading.Thread(target=watch, daemon=True).start()
             return call(*given)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:  # again, because it may have fired in the line above
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+            over.set()
+    finally:  # again, because it may have rung in the line above
+        over.set()
+        signal.alarm(0)  # it may have forgotten its own
 
 
 def in_thread(seconds: float, call: Callable, *given):
@@ -128,6 +168,82 @@ def in_thread(seconds: float, call: Callable, *given):
     except TimeoutError:
         raise Hung(f"no answer within {seconds:g} seconds") from None
     return answer.result()
+
+
+def working_folder() -> str | None:
+    with suppress(OSError):  # it may have been removed
+        return os.getcwd()
+
+
+SIGNALS = "INT TERM ALRM URG HUP QUIT CHLD PIPE USR1 USR2 VTALRM PROF XCPU".split()
+# What other people's code may change for the whole process: (how it is read, how it is put back).
+# Environment variables, sys.path and imported modules are not here: by them it finds its things.
+STATE = (
+    *(
+        (partial(signal.getsignal, number), partial(signal.signal, number))
+        for number in (getattr(signal, f"SIG{name}", None) for name in SIGNALS)
+        if number
+    ),
+    *(
+        (partial(getattr, sys, name), partial(setattr, sys, name))
+        for name in ("stdin", "stdout", "stderr", "excepthook")
+    ),
+    # HumanEval's reliability_guard leaves os.chdir, shutil.rmtree and thirty others None.
+    *((partial(dict, vars(module)), vars(module).update) for module in (os, shutil, subprocess)),
+    (working_folder, os.chdir),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (sys.gettrace, sys.settrace),
+    (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
+    (lambda: warnings.filters[:], partial(setattr, warnings, "filters")),
+    (lambda: decimal.getcontext().prec, lambda prec: setattr(decimal.getcontext(), "prec", prec)),
+    (random.getstate, random.setstate),
+    (np.geterr, lambda how: np.seterr(**how)),
+    (lambda: pickle.dumps(np.random.get_state()), lambda s: np.random.set_state(pickle.loads(s))),
+    (
+        lambda: torch.default_generator.get_state().numpy().tobytes(),
+        lambda state: torch.set_rng_state(torch.tensor([*state], dtype=torch.uint8, device="cpu")),
+    ),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    *(
+        (partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind))
+        for kind in ("cpu", "cuda")
+    ),
+    # None and not "cpu", which would slow down every call of torch.
+    (
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
+)
+theirs: dict[tuple, object] = {}  # {row of STATE: what other people's code has set it to}
+
+
+@contextmanager
+def undisturbed():
+    """A context for other people's code: STATE and torch's modes are put back at its end.
+
+    The code finds its own settings again the next time. So its random numbers go on, and not one of
+    ours is drawn.
+    """
+    ours = [read() for read, _ in STATE]
+    for (_, put), value in reversed(theirs.items()):
+        with suppress(Exception):  # a folder may be gone
+            put(value)
+    try:
+        with torch.inference_mode(False):  # its end also puts back whether there are gradients
+            yield
+    finally:
+        for row, own in zip(STATE, ours):
+            read, put = row
+            theirs.pop(row, None)
+            found = read()
+            if found != own:
+                theirs[row] = found
+                with suppress(Exception):
+                    put(own)
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -165,10 +281,18 @@ def give_back_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """An error in one line, to be quoted in a sentence of ours."""
-    line = (str(error).strip() or "no message").splitlines()[0]
+    line = (shown(error, str).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {line}"[:300]
+
+
+def shown(value, how: Callable = repr) -> str:
+    """repr or str of anything, even if other people's own raises."""
+    try:
+        return how(value)
+    except BaseException:
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 # ---------------------------------------------------------------------------------------- devices

@@ -149,9 +149,16 @@ def written(message: dict) -> str:
     parts += [message["content"]] if message.get("content") else []
     for call in message.get("tool_calls") or []:
         # `</` is written `<\/`, the same in JSON, so that no argument can end the call
-        arguments = (call["function"]["arguments"] or "{}").replace("</", "<\\/")
+        arguments = arguments_of(call["function"]).replace("</", "<\\/")
         parts.append(wrap_call(call["function"]["name"], arguments))
     return "\n".join(parts)
+
+
+def arguments_of(function: dict) -> str:
+    """A call's arguments as JSON text, as OpenAI's are: some servers send the object itself."""
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return text if text.strip() else "{}"
 
 
 def read_call(reply: str, version: str) -> tuple[str, dict, int]:

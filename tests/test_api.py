@@ -83,6 +83,11 @@ FAULTS = {
     "content a number": lambda h, b: say(0),
     "message a text": lambda h, b: {"choices": [{"message": "yes"}]},
     "calls without a function": lambda h, b: say("", message={"tool_calls": [{"id": "1"}]}),
+    "parts without text": lambda h, b: say([{"type": "text", "text": None}, {"type": "audio"}]),
+    "no choice": lambda h, b: {"choices": []},
+    "choices null": lambda h, b: {"choices": None, "usage": None},
+    "a choice of null": lambda h, b: {"choices": [None]},
+    "an error that is a text": lambda h, b: {"error": "overloaded"},
     "refuses for ever": lambda h, b: (400, {"error": {"message": "max_completion_tokens, tool"}}),
 }
 
@@ -193,6 +198,7 @@ def read(response: dict, think: bool = True) -> str:
 
 
 CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
+POST_OBJECT = {"name": "post", "arguments": {"content": "</tool_call>"}}
 PASS = '<tool_call>\n{"name": "pass_turn", "arguments": {}}\n</tool_call>'
 CHUNKS = [{"type": "thinking", "thinking": [{"text": "hm, "}, {"text": "hm"}]}, {"text": "hi"}]
 POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
@@ -215,10 +221,63 @@ POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}
         ({"content": None, "tool_calls": [{"function": {"name": "pass_turn"}}]}, True, PASS),
         ({"content": CHUNKS}, True, "<think>\nhm, hm\n</think>\nhi"),
         ({"content": CHUNKS}, False, "hi"),
+        ({"content": {"type": "text", "text": "hi"}}, True, "hi"),
+        ({"content": ["h", {"text": None}, {"type": "image_url"}, {"text": "i"}]}, True, "hi"),
+        ({"content": [{"type": "thinking", "thinking": "hm"}, {"text": "hi"}]}, False, "hi"),
+        ({"content": None, "refusal": [{"text": "no"}]}, True, "no"),
+        ({"tool_calls": [{"function": {"name": "pass_turn", "arguments": {}}}]}, True, PASS),
+        ({"tool_calls": [{"function": {"name": "pass_turn", "arguments": " "}}]}, True, PASS),
+        ({"tool_calls": [{"name": "pass_turn", "arguments": None}]}, True, PASS),
+        ({"tool_calls": [{"function": POST_OBJECT}]}, True, POST),
     ],
 )
 def test_what_the_environment_reads(message, think, text):
     assert read(say(None, message=message), think) == text
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"error": {"message": "at sk-very/secret, slow down", "code": 429}},
+        {"error": {"message": "slow down", "code": "503"}, "choices": []},
+        {"error": {"message": "slow down", "code": None}, "choices": None},
+        {"choices": [{"error": {"message": "slow down"}, "message": {"content": ""}}]},
+        {"choices": [], "note": "slow down"},
+    ],
+)
+def test_an_error_in_a_200_is_tried_again_and_told(endpoint, tmp_path, monkeypatch, fault):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very/secret")
+    url, seen = endpoint(lambda h, b: fault if len(seen) % 2 else say(right(b)))
+    monkeypatch.setattr(api, "RETRIES", 1)
+    summary, line = evaluate(tmp_path / "once", url, eval_n=2, api_concurrency=1)
+    assert line["reward"] == [1.0, 1.0] and summary["api"]["retries"] == 2
+    monkeypatch.setattr(api, "RETRIES", 0)
+    url, seen = endpoint(lambda h, b: fault)
+    evaluate(tmp_path / "always", url, eval_n=1)
+    [episode] = records.lines(tmp_path / "always" / "run" / "episodes.jsonl")
+    assert "slow down" in episode["error"] and "secret" not in episode["error"]
+
+
+@pytest.mark.parametrize(
+    "said, counted",
+    [
+        (5, 5),
+        (-5, 0),
+        (10**9, 100),
+        ("7", 7),
+        ("many", 0),
+        (6.0, 6),
+        (None, 0),
+        ([], 0),
+        (1e999, 0),
+    ],
+)
+def test_a_count_of_tokens_is_one_that_can_be(said, counted):
+    end = api.Endpoint(settings.Config(model="m", api_base="http://h/v1", max_tokens=100))
+    for usage in ({"completion_tokens": said, "prompt_tokens": said}, said):
+        raw = json.dumps(say("hi") | {"usage": usage}).encode()
+        assert api.read_answer(end, raw, True)[3] == (counted if isinstance(usage, dict) else 0)
+    assert end.spent["completion_tokens"] == counted and end.spent["prompt_tokens"] >= 0
 
 
 def test_out_of_tokens_counts_as_truncated(endpoint, tmp_path):

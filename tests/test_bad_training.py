@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from asyncio import CancelledError
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,7 +19,6 @@ import train
 import warm
 from bookkeeping import refusals
 from env_letters import Letters
-from rollout import EnvironmentFailed
 from settings import SFT_SEEDS
 
 SHORT = (
@@ -90,18 +88,6 @@ def test_a_demonstration_that_fails_ends_the_run_in_one_sentence(monkeypatch, tm
     monkeypatch.setattr(Letters, method, fails)
     with pytest.raises(SystemExit, match=f"task {SFT_SEEDS + 1} failed: KeyError: 'row 3'"):
         run(monkeypatch, tmp_path, "--updates", "1")
-
-
-@pytest.mark.parametrize("how", [SystemExit(0), CancelledError(), KeyError("x")], ids=repr)
-def test_an_environment_that_exits_costs_its_own_episode_and_ctrl_c_still_ends_the_run(how):
-    class Ends:
-        def step(self, reply):
-            raise how if reply == "exit()" else KeyboardInterrupt
-
-    with pytest.raises(EnvironmentFailed, match=type(how).__name__):
-        refusals.Guarded(Ends()).step("exit()")
-    with pytest.raises(KeyboardInterrupt):
-        refusals.Guarded(Ends()).step("")
 
 
 # ---------------------------------------------------------------------- before the first checkpoint

@@ -9,11 +9,8 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +18,6 @@ import torch
 
 from bookkeeping.records import lines
 from fast import machine
-from fast.machine import Hung
 from settings import Config
 from warm import ROOT
 
@@ -101,19 +97,6 @@ def test_without_resource_fork_and_alarms_a_run_is_whole(tmp_path):
 
 
 # ------------------------------------------------------------------------------ one thing at a time
-
-
-def test_a_call_that_swallows_its_alarm_is_stopped_by_the_next_and_none_rings_later():
-    def swallows():
-        with suppress(BaseException):
-            time.sleep(9)
-        time.sleep(9)
-
-    before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(Hung):
-        machine.in_time(0.1, swallows)
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    assert signal.getsignal(signal.SIGALRM) == before
 
 
 @pytest.mark.parametrize(
