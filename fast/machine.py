@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from fast import parallel
 from fast.logprobs import SHORT, token_logprobs
 from policy import EMBEDDED, PICO, PICO_SWARM, Policy
+from settings import flag_name
 
 # -------------------------------------------------------------------------------------- the system
 
@@ -219,7 +220,8 @@ def refuse_hidden_card(device: str) -> None:
     raise SystemExit(
         f"--device {device}: the NVIDIA driver {driver} answers, but torch (for CUDA "
         f"{torch.version.cuda}) finds no card: the driver is probably too old (nvidia-smi names "
-        "the newest CUDA that it runs); update the driver, or take --device cpu"
+        "the newest CUDA that it runs); update the driver, take a torch for an older CUDA "
+        "(pytorch.org; vLLM will not fit it), or take --device cpu"
     )
 
 
@@ -396,6 +398,12 @@ def card_of(device) -> float:
     return torch.cuda.get_device_properties(device).total_memory / 2**30
 
 
+def flags_of(settings: dict) -> str:
+    """Settings as one would type them."""
+    typed = (flag_name(name) + ("" if x is True else f" {x}") for name, x in settings.items())
+    return " ".join(typed) or "the defaults"
+
+
 def choose_model(
     name: str, env: str = "letters", device="auto", asked: dict | None = None
 ) -> tuple[str, str, dict]:
@@ -415,7 +423,7 @@ def choose_model(
         for least, model, fits in AUTO_SWARM if env == "swarm" else AUTO:
             if room >= least and within_reach(model):
                 settings = {flag: x for flag, x in fits.items() if flag not in (asked or {})}
-                how = ", ".join(f"{flag} {x}" for flag, x in settings.items()) or "the defaults"
+                how = flags_of(settings)
                 return model, f"{model}: the choice for {card}, with {how} (computed)", settings
             if room >= least:
                 why = f"the hub cannot be reached for {model}, and the cache does not have it"
@@ -527,7 +535,12 @@ def checkpoint_activations(policy: Policy) -> None:
 if __name__ == "__main__":
     print(f"{sys.platform}: at most {peak_memory():.2f} GiB held so far")
     print(f"cores: {os.cpu_count()}, of which a container may use: {quota() or 'all'}")
+    print(
+        f"NVIDIA driver: {nvidia_driver() or 'none answers'}; torch {torch.__version__}; "
+        f"vLLM is {'' if importlib.util.find_spec('vllm') else 'not '}installed"
+    )
+    print(f"--model auto: {choose_model('auto')[1]}")  # or why torch cannot use the card
     for env, rows in {"letters": AUTO, "swarm": AUTO_SWARM}.items():
         print(f"\nWhat --model auto takes for {env}, on a card of at least so many GiB:")
-        for row in rows:
-            print(*row)
+        for least, model, fits in rows:
+            print(f"{least:4}  {model:27}  {flags_of(fits)}")
