@@ -35,7 +35,6 @@ import torch.nn.functional as F
 from fast import parallel
 from fast.logprobs import SHORT, token_logprobs
 from policy import EMBEDDED, PICO, PICO_SWARM, Policy
-from settings import flag_name
 
 # -------------------------------------------------------------------------------------- the system
 
@@ -400,8 +399,8 @@ def card_of(device) -> float:
 
 def flags_of(settings: dict) -> str:
     """Settings as one would type them."""
-    typed = (flag_name(name) + ("" if x is True else f" {x}") for name, x in settings.items())
-    return " ".join(typed) or "the defaults"
+    typed = [name if x is True else f"{name} {x}" for name, x in settings.items()]
+    return " ".join(f"--{text.replace('_', '-')}" for text in typed) or "the defaults"
 
 
 def choose_model(
