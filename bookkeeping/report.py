@@ -52,7 +52,8 @@ from bookkeeping.tables import (
     values,
 )
 
-SAMPLING = ("rollout", "environment", "sync")  # where the seconds of an update go, besides "train"
+# Where the seconds of an update go in turn, besides "train".
+SAMPLING = ("rollout", "environment", "sync", "sleep")
 STAGES = ("before", "after_sft", "final")  # evaluations that are results; the others are a curve
 TEMPLATE = Path(__file__).parent / "viewer.html"
 OVER_TIME = (

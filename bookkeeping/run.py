@@ -200,7 +200,8 @@ class Run:
         line = {"update": state.updates, "level": rollouts.level, **summarize(groups), **columns}
         for part, seconds in rollouts.seconds.items():
             line[f"seconds_{part}"] = seconds
-            state.seconds[part] += seconds
+            # A checkpoint of an older version may lack a part.
+            state.seconds[part] = state.seconds.get(part, 0.0) + seconds
         played = [e for group in groups for e in group if e.stop_reason != "error"]
         replies = sum(e.reply_tokens for e in played)
         state.tokens["sampled"] += replies

@@ -343,7 +343,8 @@ def refuse_hidden_card(device: str) -> None:
     raise SystemExit(
         f"--device {device}: the NVIDIA driver {driver} answers, but torch (for CUDA "
         f"{torch.version.cuda}) finds no card: the driver is probably too old (nvidia-smi names "
-        "the newest CUDA that it runs); update the driver, or take --device cpu"
+        "the newest CUDA that it runs); update the driver, take a torch for an older CUDA "
+        "(pytorch.org; vLLM will not fit it), or take --device cpu"
     )
 
 
@@ -528,6 +529,12 @@ def card_of(device) -> float:
     return torch.cuda.get_device_properties(device).total_memory / 2**30
 
 
+def flags_of(settings: dict) -> str:
+    """Settings as one would type them."""
+    typed = [name if x is True else f"{name} {x}" for name, x in settings.items()]
+    return " ".join(f"--{text.replace('_', '-')}" for text in typed) or "the defaults"
+
+
 def choose_model(
     name: str, env: str = "letters", device="auto", asked: dict | None = None
 ) -> tuple[str, str, dict]:
@@ -547,7 +554,7 @@ def choose_model(
         for least, model, fits in AUTO_SWARM if env == "swarm" else AUTO:
             if room >= least and within_reach(model):
                 settings = {flag: x for flag, x in fits.items() if flag not in (asked or {})}
-                how = ", ".join(f"{flag} {x}" for flag, x in settings.items()) or "the defaults"
+                how = flags_of(settings)
                 return model, f"{model}: the choice for {card}, with {how} (computed)", settings
             if room >= least:
                 why = f"the hub cannot be reached for {model}, and the cache does not have it"
@@ -659,7 +666,12 @@ def checkpoint_activations(policy: Policy) -> None:
 if __name__ == "__main__":
     print(f"{sys.platform}: at most {peak_memory():.2f} GiB held so far")
     print(f"cores: {os.cpu_count()}, of which a container may use: {quota() or 'all'}")
+    print(
+        f"NVIDIA driver: {nvidia_driver() or 'none answers'}; torch {torch.__version__}; "
+        f"vLLM is {'' if importlib.util.find_spec('vllm') else 'not '}installed"
+    )
+    print(f"--model auto: {choose_model('auto')[1]}")  # or why torch cannot use the card
     for env, rows in {"letters": AUTO, "swarm": AUTO_SWARM}.items():
         print(f"\nWhat --model auto takes for {env}, on a card of at least so many GiB:")
-        for row in rows:
-            print(*row)
+        for least, model, fits in rows:
+            print(f"{least:4}  {model:27}  {flags_of(fits)}")

@@ -3,9 +3,11 @@
 end. vLLM is a stand-in here, and so is the card: `make test-vllm` has the real one, on a CPU.
 """
 
+import importlib.util
 import subprocess
 import sys
 import sysconfig
+from contextlib import nullcontext
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
@@ -13,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from bookkeeping import refusals
 from fast import ahead, machine, vllm_engine
 from fast.machine import CannotGoOn
 from fast.sampler import TorchSampler
@@ -104,6 +107,22 @@ def test_where_vllm_cannot_start_auto_goes_on_and_says_why_and_vllm_refuses(
     assert said.endswith("; else take --engine torch")
 
 
+def test_vllm_need_not_have_flashinfer(tiny, vllm, monkeypatch):
+    """On a card, 0.26 and 0.32 import it when they start, unless this variable says 0."""
+    name, seen = "VLLM_USE_FLASHINFER_SAMPLER", []
+    monkeypatch.delenv(name, raising=False)
+    vllm(lambda **options: seen.append(vllm_engine.os.environ.get(name)))
+    vllm_engine.load_engine(on_a_card(tiny), 0.3, 0, True, 100)
+    assert seen == ["0"]
+
+
+def test_vllm_that_is_not_there_is_said_before_a_model_is_fetched(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--engine vllm: vLLM is not installed; .*gpu.txt"):
+        refusals.check(Config(engine="vllm"))
+    refusals.check(Config())
+
+
 # What fits a card: (parameters, layers) of two Qwen3 models, all with 8 heads of 128 channels.
 QWEN3 = {"4B": (4.02e9, 36), "1.7B": (1.72e9, 28), "0.6B": (0.6e9, 28)}
 TRAINED = torch.nn.Parameter(torch.empty(66_000_000, device="meta"))  # LoRA 32 of the 4B
@@ -176,6 +195,15 @@ def test_who_waits_for_vllm_is_told_before_it_starts(monkeypatch, capsys):
     [(told, eager), (nothing, _)] = seen
     assert told.startswith("vLLM gets 62% of the card, lent to the trainer in turn (computed); ")
     assert "which takes minutes" in told and "--vllm-eager" in told and eager and not nothing
+
+
+def test_falling_asleep_and_waking_up_are_a_part_of_an_update(monkeypatch, tiny):
+    clock = Mock(side_effect=[0.0, 10.0, 15.0, 17.0])
+    monkeypatch.setattr(ahead, "time", SimpleNamespace(monotonic=clock))
+    rollouts = ahead.SyncRollouts(None, tiny, SimpleNamespace(asleep=nullcontext), None, None)
+    with rollouts.paused():  # 10 seconds to fall asleep, 5 of training, 2 to wake up
+        pass
+    assert rollouts.seconds == {"train": 5.0, "sleep": 12.0}
 
 
 def test_at_the_end_the_engine_is_closed_and_our_own_sampler_needs_nothing(tiny):

@@ -25,6 +25,14 @@ def test_without_vllm_it_says_what_to_install(load, monkeypatch):
     assert "; pip install -r requirements/gpu.txt" in sentence(caught)
 
 
+def test_on_a_card_it_would_not_ask_for_flashinfer(monkeypatch):
+    """The engine has set the variable above; without it, vLLM imports what is not here."""
+    from vllm.v1.sample.ops import topk_topp_sampler as ops
+
+    monkeypatch.setattr(ops, "current_platform", Mock(is_cuda=lambda: True))
+    assert not ops.flashinfer_sampler_supported()
+
+
 def test_too_little_memory_at_the_start_is_said(load):
     with pytest.raises(CannotGoOn) as caught:
         VllmSampler(load("qwen3_wide", 4), cpu_cache=2**18)
