@@ -343,14 +343,19 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
 
 
 def charts(arms: list[Arm]) -> list[dict]:
-    """compare.png: the training reward of every run, an arm in one colour."""
-    series = [
-        tables.rolling(run.lines) | {"name": f"{arm.letter}: {arm.label}", "colour": i}
-        for i, arm in enumerate(arms)
-        for run in arm.runs.values()
-        if run.lines
-    ]
-    return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
+    """compare.png: each arm's training reward, its mean and from the lowest seed to the highest."""
+    series = [{"name": f"{arm.letter}: {arm.label}", "points": over_seeds(arm)} for arm in arms]
+    title = f"training reward, mean of {tables.ROLLING} updates; bands reach over the seeds"
+    return [tables.chart(title, series)]
+
+
+def over_seeds(arm: Arm) -> list[list]:
+    """[[update, mean, lowest, highest], …] of an arm's training reward, as far as all seeds got."""
+    points = []
+    for runs in zip(*(tables.rolling(run.lines)["points"] for run in arm.runs.values())):
+        rewards = [reward for _, reward, *_ in runs]
+        points.append([runs[0][0], np.mean(rewards), min(rewards), max(rewards)])
+    return points
 
 
 def main(folders: tyro.conf.Positional[list[Path]], out: Path | None = None) -> Path:

@@ -34,12 +34,14 @@ import tyro
 import metrics
 from bookkeeping import doctor, records, settled
 from bookkeeping.tables import (
+    HABITS,
     average,
     called,
     cell,
     chart,
     draw,
     label,
+    layers,
     markdown,
     mean_of,
     measures,
@@ -100,9 +102,9 @@ TRAJECTORY = (
 )
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
-LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
+LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
@@ -177,7 +179,10 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         "headline": headline(during),
         "notes": notes(summary),
         "charts": charts(lines, during),
-        "sft": [chart("SFT loss, by step", [{"name": "loss", "points": sft}])] if sft else [],
+        "habits": {name: label(name) for name in HABITS},
+        "sft": [chart("SFT loss", [{"name": "loss", "points": sft}], "nats", x="step of SFT")]
+        if sft
+        else [],
         "tables": sections + evaluations("Evaluated later (--eval-only)", later),
     }
     return run, episodes
@@ -319,7 +324,8 @@ def training_reward(lines: list[dict]) -> str:
 
 
 def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
-    """Development tasks: exact answers, mean reward. Updates: reward, length, signal, entropy."""
+    """Development tasks: exact answers, mean reward. Updates: reward, habits, length, signal,
+    entropy."""
     each = points(lines, "reward", "reward_low", "reward_high")
     marks = [
         [line["update"], str(line["level"])]
@@ -327,15 +333,23 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
         if before.get("level") != line.get("level")
     ]
     out = [
-        *(chart(f"development, {g}", curves(evals, g), scale(g)[2]) for g in goals(evals)),
+        *(
+            chart(f"development, {g}", curves(evals, g), scale(g)[2], x="update (−1: before SFT)")
+            for g in goals(evals)
+        ),
         chart(
             "training reward",
             [rolling(lines), {"name": "each update", "points": each, "plain": True}],
             marks=marks,
         ),
+        chart("habits of the sampled replies", layers(lines), "%", stacked=True),
         *(
-            chart(label(key), [{"name": label(key), "points": points(lines, key)}])
-            for key in ("reply_tokens", "groups_with_signal", "entropy")
+            chart(label(key), [{"name": label(key), "points": points(lines, key)}], unit)
+            for key, unit in (
+                ("reply_tokens", "tokens"),
+                ("groups_with_signal", "of the groups"),
+                ("entropy", "nats"),
+            )
         ),
     ]
     measured = lambda s: any(point[1] is not None for point in s["points"])
@@ -381,13 +395,10 @@ def write(folder: Path) -> None:
 
 def text(run: dict) -> str:
     """report.md: the head, which a run prints at its end, the settings, the sections."""
-    lead = [
-        "Greedy, development tasks, 95% intervals.",
-        *run["notes"],
-        "; ".join(f"{label}: {value}" for label, value in run["facts"]),
-    ]
+    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"]]
     sections = [
         run["headline"] | {"text": lead},
+        section("Run", ["; ".join(f"{label}: {value}" for label, value in run["facts"])]),
         section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())]),
         *run["tables"],
     ]

@@ -167,7 +167,10 @@ def give_back_memory() -> None:
 
 def first_line(error: Exception) -> str:
     """An error in one line, to be quoted in a sentence of ours."""
-    line = (str(error).strip() or "no message").splitlines()[0]
+    # A line that ends with a colon says nothing without the next one.
+    line = (
+        str(error).strip().replace(":\n", ": ").replace(": \n", ": ") or "no message"
+    ).splitlines()[0]
     return f"{type(error).__name__}: {line}"[:300]
 
 

@@ -120,7 +120,7 @@ def test_every_number_of_the_report_follows_from_the_run(run):
         assert cells["updates"] == f"{3 * i + 1}–{3 * i + 3}" and cells["entropy"] == "0.4"
         assert cells["reward"].startswith(f"{np.mean([x['reward'] for x in block]):.2f} [")
         assert cells["reply tokens"] == str(102 + 3 * i) and cells["mismatch"] == "2e-06"
-        assert cells["derives"] == f"{np.mean([x['habit_derives'] for x in block]):.3g}"
+        assert cells["spells it out"] == f"{np.mean([x['habit_derives'] for x in block]):.3g}"
     assert dict(rows(text, "Config"))["k"] == "8"
     rewards = [line["reward"] for line in lines]
     now = metrics.level(rewards[-settled.adaptive_window(rewards) :])
@@ -138,8 +138,15 @@ def test_the_page_shows_the_numbers_of_the_report(run):
     numbers, _ = report.collect(run)
     text = (run / "report.md").read_text()
     assert tables.markdown(numbers["tables"]) in text
-    titles = ["development, exact", "development, reward", "training reward", "reply tokens"]
-    assert [c["title"] for c in numbers["charts"]] == [*titles, "groups with signal", "entropy"]
+    assert [c["title"] for c in numbers["charts"]] == [
+        "development, exact",
+        "development, reward",
+        "training reward",
+        "habits of the sampled replies",
+        "reply tokens",
+        "groups with signal",
+        "entropy",
+    ]
     for series in numbers["charts"][0]["series"]:
         results = [row for row in rows(text, "Evaluation") if row[1].startswith(series["name"])]
         said = [f"{v:.1f}% [{low:.1f}, {high:.1f}]" for _, v, low, high in series["points"]]

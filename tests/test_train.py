@@ -294,7 +294,7 @@ def test_a_whole_plain_run_is_the_run_of_the_fast_way(whole, tmp_path):
 def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):
     folder = whole_run(tmp_path, "a", "--env", "alphabet", *TINY, "--max-tokens", "60")
     line = lines(folder / "metrics.jsonl")[0]
-    assert {"similarity", "turn_1", "turn_3", "habit_derives"} <= line.keys()
+    assert {"similarity", "turn_1", "turn_3", "habit_keys"} <= line.keys()
     assert 0 <= line["reward"] <= line["similarity"] <= 1
     parts = [[part["role"] for part in e["segments"]] for e in lines(folder / "episodes.jsonl")]
     assert max(roles.count("policy") for roles in parts) > 1, "nobody reached the second turn"
