@@ -43,7 +43,7 @@ from policy import PlainSampler, Policy
 from rollout import Episode, play
 
 # Where the seconds of an update go. In turn, all of them but "wait" follow each other.
-SECONDS = ("rollout", "environment", "sync", "wait", "sleep", "train")
+SECONDS = ("rollout", "environment", "sync", "wait", "train")
 
 
 def make_sampler(cfg, policy: Policy):
@@ -147,12 +147,9 @@ class SyncRollouts:
     def paused(self):
         """`with rollouts.paused():` the sampler lends its memory to the trainer."""
         started = time.monotonic()
-        with self.sampler.asleep():
-            asleep = time.monotonic()
+        with self.sampler.asleep():  # the time to fall asleep counts, too
             yield
-            learnt = time.monotonic()
-        self.seconds["train"] = learnt - asleep
-        self.seconds["sleep"] = time.monotonic() - started - self.seconds["train"]
+        self.seconds["train"] = time.monotonic() - started
         if sum(self.seconds.values()) > 2:  # takes 0.08 s: too long for an update of letters
             machine.give_back_memory()
 

@@ -30,9 +30,8 @@ vLLM runs in our process (VLLM_ENABLE_V1_MULTIPROCESSING=0), so a reload is a co
 exceptions, and the order of events is the same in every run. On a CPU, vLLM makes
 torch.set_num_threads do nothing once it has started: call that before.
 
-`make test-vllm` tests all of this on a CPU, in float32, with vLLM 0.32; by hand the same tests
-passed with 0.26. Sleep, bfloat16 and CUDA graphs need a card, and we have not run them yet:
-lab/card_check.py is for whoever has one.
+`make test-vllm` tests all of this on a CPU, in float32. Sleep, bfloat16 and CUDA graphs need a
+card, and we have not run them yet.
 """
 
 import gc
@@ -57,9 +56,6 @@ VLLM = {  # variables of its environment, unless they are set
     "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of choices made on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer needs threads too
-    # FlashInfer's sampler does top-k and top-p, which are off. On a card vLLM would import it when
-    # it starts, and fail if it is not there or cannot be compiled.
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 
 
