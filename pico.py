@@ -78,7 +78,6 @@ DEVICE = "cpu"  # or "cuda"; "mps" on a Mac was not run
 # what it trained on. GRPO's tasks begin at 0.
 SFT_SEEDS = range(10**9, 10**9 + 100)
 DEV = range(2 * 10**9, 2 * 10**9 + 256)
-SHOWN = DEV[-2:]  # whose replies are printed, before and after
 
 
 # ---------------------------------------------- task and reward (book: env_letters.py)
@@ -144,7 +143,7 @@ def main(seed: int, updates: int) -> None:
         sys.exit("pico.py: --seed must be at least 0, and stop short of SFT's tasks")
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
-    for name, shown in zip("AB", SHOWN):
+    for name, shown in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two
         ask, counts = make_task(shown)
         print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
     evaluate(weights_of(lora), "before")
@@ -340,15 +339,13 @@ def warm_up(lora: dict, seed: int) -> None:
         prompt = encode(CHAT.format(ask))
         reply = [*encode(demonstration(counts)), STOP]
         demos.append(Episode(prompt, reply))
-    print(f"SFT, {SFT_STEPS} steps ", end="")
     for i in range(SFT_STEPS):
-        print(".", end="", flush=True)
+        print(f"SFT, step {i + 1} of {SFT_STEPS}", end="\r", flush=True)
         batch = rng.sample(demos, SFT_BATCH)
         logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
         loss = -logp.mean()
         loss.backward()
         step(optimizer, lora, SFT_LR * schedule(i, SFT_STEPS, SFT_STEPS / 10, end=0))
-    print("\n")
 
 
 def spells_it_out(reply: str) -> bool:
@@ -368,13 +365,17 @@ def evaluate(weights: dict, stage: str) -> None:
     p = sum(e.reward for e in episodes) / n
     low, high = interval_of(p, n)
     spelt = sum(spells_it_out(e.text) for e in episodes) / n
+    shown = [
+        f"Task {name}, reward {e.reward:.0f}: {e.text}\n"
+        for name, e in zip("AB", episodes[-2:])
+    ]
     print(
         f"{stage:10}  exact {p:5.1%} [{low:5.1%}, {high:5.1%}]  n = {n}  "
-        f"spells it out {spelt:4.0%}"
+        f"spells it out {spelt:4.0%}",
+        *shown,
+        sep="\n",
+        flush=True,
     )
-    for name, e in zip("AB", episodes[-len(SHOWN) :]):
-        print(f"Task {name}, reward {e.reward:.0f}: {e.text}")
-    print(flush=True)
 
 
 def interval_of(p: float, n: int) -> tuple[float, float]:

@@ -122,7 +122,6 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         }
     trained = [e for e in evals if e["trained"] and e["stage"] != "before"]
     sft, final = records.same_tasks(*trained)
-    gains = {"gain": "exact", "gain_reward": "reward"}
     return {
         "env": config["env"],
         "model": config["model"] if config["model"] != "auto" else machine["model"],
@@ -130,7 +129,11 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         "trained": final["tasks"],
         "updates": state["updates"],
         "eval": results,
-        **{k: vars(metrics.gain(sft[v], final[v])) for k, v in gains.items() if v in final},
+        **{
+            name: vars(metrics.gain(sft[goal], final[goal]))
+            for name, goal in (("gain", "exact"), ("gain_reward", "reward"))
+            if goal in final
+        },
         "sft": state["sft"],
         "warnings": state["warnings"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
@@ -169,13 +172,16 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         sections += behaviour.sections(evals, episodes)
         for e in episodes:
             e["calls"] = behaviour.calls_of(e["messages"])
-    machine_and_flags = (summary.get("machine") or {}) | summary["config"]
     run = {
         "name": folder.resolve().name,
         "env": summary["env"],
         "api": "api" in summary,
         "facts": facts(summary, lines),
-        "settings": {name: str(v) for name, v in machine_and_flags.items() if v not in ("", None)},
+        "settings": {
+            name: str(value)
+            for name, value in ((summary.get("machine") or {}) | summary["config"]).items()
+            if value not in ("", None)
+        },
         "headline": headline(during),
         "notes": notes(summary),
         "charts": charts(lines, during),
@@ -223,8 +229,8 @@ def headline(evals: list[dict]) -> dict:
         shown = ", reward ".join(cell(name, values(e, name)) for name in names)
         cells.setdefault(called(e), {})[moment(e)] = shown
     rows = [[tasks, *(row.get(m, "") for m in moments)] for tasks, row in cells.items()]
-    title = "Result: exact answers" if "exact" in names else "Result: mean reward"
-    return section(title, [], ["", *moments], rows)
+    what = "exact answers" if "exact" in names else "mean reward"
+    return section(f"Result: {what}", [], ["", *moments], rows)
 
 
 def notes(summary: dict) -> list[str]:
@@ -264,8 +270,7 @@ def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
     """One section with ten blocks of updates; none without updates."""
     known = dict.fromkeys(key for line in lines for key in line)
     extra = own_parts(dict.fromkeys(name for e in evals for name in measures(e)))
-    habits = [key for key in known if key.startswith("habit_")]
-    names = [key for key in (*TRAJECTORY, *extra, *habits) if key in known]
+    names = [key for key in (*TRAJECTORY, *extra, *HABITS) if key in known]
     size = max(1, len(lines) // 10)
     blocks = [lines[i : i + size] for i in range(0, len(lines), size)]
     rows = [
@@ -284,8 +289,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     """What the data shows, each sentence with its numbers."""
     warnings = summary.get("warnings")
     if warnings is None:  # the run is still going
-        sft_steps = summary["config"].get("sft_steps", 0)
-        symptoms = doctor.look_at(lines, doctor.of_run(evals, sft_steps))
+        judged = doctor.of_run(evals, summary["config"].get("sft_steps", 0))
+        symptoms = doctor.look_at(lines, judged)
         warnings = {name: f"update {update}: {why}" for name, (update, why) in symptoms.items()}
     sentences = [f"Found wrong: {name} at {why}." for name, why in warnings.items()]
     if not lines:
@@ -352,8 +357,9 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
             )
         ),
     ]
-    measured = lambda s: any(point[1] is not None for point in s["points"])
-    return [c for c in out if any(map(measured, c["series"]))]
+    return [
+        c for c in out if any(point[1] is not None for s in c["series"] for point in s["points"])
+    ]
 
 
 def curves(evals: list[dict], measure: str) -> list[dict]:

@@ -205,12 +205,11 @@ class Run:
 
     def minutes_left(self) -> float:
         """Updates and evaluations still to come, each as long as the mean of those so far."""
-        done, every = self.state.updates, self.cfg.eval_every
-        played = 2 + done // every  # before, after_sft, train
-        to_come = 1 + (self.cfg.updates - 1) // every - done // every  # train, final
+        to_do, every = self.cfg.updates - self.state.updates, self.cfg.eval_every
         update = np.mean([waited(line) + line["seconds_train"] for line in self.lines])
-        evaluation = self.state.seconds["eval"] / played
-        return ((self.cfg.updates - done) * update + to_come * evaluation) / 60
+        # before and after SFT, and every so often since
+        evaluation = self.state.seconds["eval"] / (2 + self.state.updates // every)
+        return (to_do * update + max(1, to_do / every) * evaluation) / 60
 
     def rewards(self, measure: str = "reward") -> list[float]:
         """The mean of a measure in every update so far, at this level.
@@ -273,11 +272,10 @@ class Run:
 
     def warn(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
-        told = self.state.warnings
         for name, sentence in symptoms.items():
-            if name not in told:
-                told[name] = f"update {self.state.updates}: {sentence}"
-                records.say(self.folder, f"{name.upper()} at {told[name]}")
+            if name not in self.state.warnings:
+                self.state.warnings[name] = f"update {self.state.updates}: {sentence}"
+                records.say(self.folder, f"{name.upper()} at {self.state.warnings[name]}")
 
     @contextmanager
     def clock(self, part: str):
@@ -326,12 +324,13 @@ class Run:
         if self.wandb:
             finish_wandb(self.wandb, self.folder, about)
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
-        advice = f"was it luck? The same command with --seed {self.cfg.seed + 1}"
-        if self.state.warnings:  # another seed would only repeat it
-            advice = f"mend what is wrong: {', '.join(self.state.warnings).upper()}"
+        wrong = ", ".join(self.state.warnings).upper()  # which another seed would only repeat
         print(
-            f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png\n"
-            f"next, {advice}"
+            f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png",
+            f"next, mend what is wrong: {wrong}"
+            if wrong
+            else f"next, was it luck? The same command with --seed {self.cfg.seed + 1}",
+            sep="\n",
         )
         return self.folder
 

@@ -239,10 +239,10 @@ def rolling(lines: list[dict]) -> dict:
 def layers(lines: list[dict]) -> list[dict]:
     """A series per habit that these lines of metrics.jsonl have: its share, stacked, in percent."""
     names = [name for name in HABITS if any(line.get(name) for line in lines)]
-    updates = [line["update"] for line in lines]
     shares = 100 * np.array([[line.get(name, 0.0) for line in lines] for name in names])
     tops = shares.cumsum(axis=0)
-    layers = np.stack([np.broadcast_to(updates, shares.shape), shares, tops - shares, tops], -1)
+    updates = np.broadcast_to([line["update"] for line in lines], shares.shape)
+    layers = np.stack([updates, shares, tops - shares, tops], axis=-1)  # [habits, updates, 4]
     return [
         {"name": label(name), "colour": HABITS[name], "points": points}
         for name, points in zip(names, layers.round(2).tolist())
@@ -267,17 +267,20 @@ def draw_chart(ax, chart: dict) -> None:
     for i, s in enumerate(chart["series"]):
         x, y, low, high = np.array(s["points"], dtype=float).reshape(-1, 4).T
         width, colour = (0.8 if s.get("plain") else 1.7), s.get("colour", [f"C{i}"])[0]
-        if chart["stacked"]:
-            ax.fill_between(x, low, high, lw=0, color=colour, label=s["name"])
-            continue
-        ax.fill_between(x, low, high, alpha=0.16, lw=0, color=colour)
-        dots = "o-" if len(x) <= 30 else "-"
-        ax.plot(x, y, dots, color=colour, lw=width, ms=2 * width, label=s["name"], clip_on=False)
+        alpha, name = (1, s["name"]) if chart["stacked"] else (0.16, None)
+        ax.fill_between(x, low, high, alpha=alpha, lw=0, color=colour, label=name)
+        if not chart["stacked"]:  # its layers are all there is to see
+            marker = "o" if len(x) <= 30 else ""
+            ax.plot(x, y, marker=marker, c=colour, lw=width, ms=2 * width, label=s["name"])
     for update, words in chart["marks"]:
         ax.axvline(update, color="black", ls="--", lw=1)
         ax.text(update, 0.02, f" {words}", transform=ax.get_xaxis_transform())
-    ax.set(title=chart["title"], ylim=(chart["low"], chart["high"]))
-    ax.set(xlabel=chart["x"], ylabel=chart["unit"])
+    ax.set(
+        title=chart["title"],
+        xlabel=chart["x"],
+        ylabel=chart["unit"],
+        ylim=(chart["low"], chart["high"]),
+    )
     # Below the axis, where it hides nothing; long names stand one per line.
     longest = max(len(s["name"]) for s in chart["series"])
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=1 + 40 // longest)
