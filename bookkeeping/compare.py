@@ -332,9 +332,7 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     page = [
         tables.section(
             "Arms",
-            [
-                f"Mean {what} at the end, with 95% intervals (over tasks; over seeds too if several)."
-            ],
+            [f"Mean {what} at the end, with 95% intervals over tasks; over seeds too if several."],
             ["", "arm", "seeds", "runs", *lines],
             members,
         ),

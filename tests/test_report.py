@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import env_letters
 import made_up
 import metrics
 from bookkeeping import records, report, settled, tables
 from helpers import write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
+from warm import ROOT
 
 STAGES = ("before", "after_sft", "final")
 
@@ -152,6 +154,23 @@ def test_the_page_shows_the_numbers_of_the_report(run):
         said = [f"{v:.1f}% [{low:.1f}, {high:.1f}]" for _, v, low, high in series["points"]]
         assert said == [row[3] for row in results]
         assert [point[0] for point in series["points"]] == [-1, 0, 30]  # before SFT is no update
+
+
+def test_habits_lie_on_each_other_in_the_colours_of_the_live_page(run):
+    lines = records.lines(run / "metrics.jsonl")
+    spells, at_once = tables.layers(lines)
+    assert (spells["name"], at_once["name"]) == ("spells it out", "answers at once")
+    for line, low, high in zip(lines, spells["points"], at_once["points"], strict=True):
+        share = round(100 * line["habit_derives"], 2)
+        assert low == [line["update"], share, 0, share]
+        assert high[2:] == [share, pytest.approx(100)]
+    page = (ROOT / "docs" / "live" / "index.html").read_text()
+    script = (ROOT / "docs" / "live" / "page.js").read_text()
+    for habit in env_letters.STYLES:
+        colours = ", ".join(tables.HABITS[f"habit_{habit}"])
+        assert f"--{habit}: light-dark({colours})" in page
+        assert f'{habit}: "{tables.label(f"habit_{habit}")}"' in script
+    assert not tables.layers([{"update": 1, "reward": 0.5}])  # no habits, no chart
 
 
 def test_a_run_without_sft_or_updates_reports_too(tmp_path):
