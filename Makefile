@@ -60,6 +60,18 @@ SUMS := reasoning_gym:chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=
 real: smollm2
 	.venv/bin/python train.py --env $(SUMS) --model smollm2 --num-tasks 16 --max-tokens 16 --sft-steps 40 --eval-every 40
 
+# What README and docs show of a run, made again by today's code: results/showcase and the notebook's outputs; about ten minutes.
+PY := .venv-all/bin/python
+RUNS := runs
+SHOWCASE := results/showcase
+NOTEBOOK := docs/first_run.ipynb
+showcase: .venv-all/installed
+	rm -rf $(RUNS)/showcase
+	$(PY) train.py --env letters --difficulty 6 --seed 0 --no-eval-other-tiers --no-wandb --runs $(RUNS) --name showcase $(FLAGS)
+	mkdir -p $(SHOWCASE)
+	cd $(RUNS)/showcase && cp config.json metrics.jsonl evals.jsonl summary.json report.md report.html curves.png $(abspath $(SHOWCASE))
+	$(if $(NOTEBOOK),$(PY) -m nbconvert --to notebook --execute --inplace $(NOTEBOOK))
+
 # docs/, README.md and every file that they link to, as a site: site/index.html
 docs: .venv-all/installed
 	.venv-all/bin/python -m lab.site
@@ -67,4 +79,4 @@ docs: .venv-all/installed
 clean:
 	rm -rf .venv .venv-vllm .venv-all .venv-openenv site
 
-.PHONY: train test smollm2 real test-vllm test-all docs clean
+.PHONY: train test smollm2 real showcase test-vllm test-all docs clean

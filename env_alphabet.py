@@ -117,7 +117,7 @@ STYLES = {
 }
 # What a reply's list looks like: names in the given order; sorted as plain strings;
 # sorted by keys that are in the thinking; none of these.
-HABITS = ("given", "string", "derives", "other")
+HABITS = ("given", "string", "keys", "other")
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def habit_of(task: Task, replies: list[str]) -> str:
     thinking = split_thinking(replies[turn])[0]
     keys = re.findall(r"^[A-Z][a-z]{2} [A-Z]", thinking, re.MULTILINE)
     if len(keys) >= len(task.turns[turn]):
-        return "derives"
+        return "keys"
     lines = find_blocks(replies[turn], turn)[-1].strip().split("\n")
     names = [line.strip().removesuffix(NEW) for line in lines]
     given = names_so_far(task, turn)

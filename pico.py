@@ -6,7 +6,7 @@ The model (0.9M parameters, models/pico_base) is asked how often certain letters
 in a string. Pretraining gave it three habits:
 
     it answers at once   <answer>{"a": 3, "q": 0}</answer>              mostly wrong
-    it states            <think> Let me count. a occurs 3 times, …      mostly wrong
+    it states the counts <think> Let me count. a occurs 3 times, …      mostly wrong
     it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
 Nothing tells it which is best. It plays, each reply is scored, and replies that score
@@ -19,7 +19,7 @@ above the mean of their group are made likelier. With seed 0 you will see
     update 150  reward 0.97  spells it out 100%  gradient 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
-and its replies to one task. Update 1 earns 0.06 although 19% were right after SFT: an
+and its replies to two tasks. Update 1 earns 0.06 although 19% were right after SFT: an
 evaluation takes the likeliest token each time, training draws tokens at random, and
 such replies are right less often. But 5% of them happen to spell the string out. Those
 are right more often than the others, so spelling becomes likelier.
@@ -143,8 +143,9 @@ def main(seed: int, updates: int) -> None:
         sys.exit("pico.py: --seed must be at least 0, and stop short of SFT's tasks")
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
-    ask, counts = make_task(DEV[-1])
-    print(f"One of the tasks: {ask}\nThe right answer: {json.dumps(counts)}\n")
+    for name, shown in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two
+        ask, counts = make_task(shown)
+        print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
     evaluate(weights_of(lora), "before")
     warm_up(lora, seed)
     evaluate(weights_of(lora), "after SFT")
@@ -339,6 +340,7 @@ def warm_up(lora: dict, seed: int) -> None:
         reply = [*encode(demonstration(counts)), STOP]
         demos.append(Episode(prompt, reply))
     for i in range(SFT_STEPS):
+        print(f"SFT, step {i + 1} of {SFT_STEPS}", end="\r", flush=True)
         batch = rng.sample(demos, SFT_BATCH)
         logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
         loss = -logp.mean()
@@ -363,10 +365,15 @@ def evaluate(weights: dict, stage: str) -> None:
     p = sum(e.reward for e in episodes) / n
     low, high = interval_of(p, n)
     spelt = sum(spells_it_out(e.text) for e in episodes) / n
+    shown = [
+        f"Task {name}, reward {e.reward:.0f}: {e.text}\n"
+        for name, e in zip("AB", episodes[-2:])
+    ]
     print(
         f"{stage:10}  exact {p:5.1%} [{low:5.1%}, {high:5.1%}]  n = {n}  "
-        f"spells it out {spelt:4.0%}\n"
-        f"Reward {episodes[-1].reward:.0f} for the reply: {episodes[-1].text}\n",
+        f"spells it out {spelt:4.0%}",
+        *shown,
+        sep="\n",
         flush=True,
     )
 

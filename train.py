@@ -61,12 +61,13 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
             result = sft(policy, tasks, demonstrations, cfg, how)
         run.log_sft(result)
         run.warn(refusals.prompt_warnings(policy, cfg))  # if SFT has other prompts
+        run.save(policy, optimizer, how)  # a resumed run need not do SFT again
+    if state.updates == 0:
         evaluate("after_sft")
-        run.save(policy, optimizer, how)
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    print(healthy_values(cfg))
+    print(f"{healthy_values(cfg)}; 0.5s + 0.2s are the times to sample and to train")
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
         # fast/ahead.py gives the sampler the new weights, then calls rollout.play.

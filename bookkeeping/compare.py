@@ -318,7 +318,6 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
                 f"**{row['verdict']}**",
             ]
         )
-    measure = "Exactly right" if what == "exact" else "Mean reward"
     head = [
         "tasks",
         "measure",
@@ -333,7 +332,7 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     page = [
         tables.section(
             "Arms",
-            [f"{measure} at the end, with 95% intervals (over tasks; over seeds too if several)."],
+            [f"Mean {what} at the end, with 95% intervals over tasks; over seeds too if several."],
             ["", "arm", "seeds", "runs", *lines],
             members,
         ),
@@ -343,14 +342,19 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
 
 
 def charts(arms: list[Arm]) -> list[dict]:
-    """compare.png: the training reward of every run, an arm in one colour."""
-    series = [
-        tables.rolling(run.lines) | {"name": f"{arm.letter}: {arm.label}", "colour": i}
-        for i, arm in enumerate(arms)
-        for run in arm.runs.values()
-        if run.lines
+    """compare.png: each arm's training reward, its mean and from the lowest seed to the highest."""
+    series = []
+    for arm in arms:
+        curves = [tables.rolling(run.lines)["points"] for run in arm.runs.values()]
+        # [updates][seeds], as far as all seeds got
+        rewards = [[point[1] for point in points] for points in zip(*curves)]
+        points = [[u, np.mean(r), min(r), max(r)] for u, r in enumerate(rewards, 1)]
+        series.append({"name": f"{arm.letter}: {arm.label}", "points": points})
+    return [
+        tables.chart(
+            f"training reward, mean of the last {tables.ROLLING} updates; bands: all seeds", series
+        )
     ]
-    return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
 
 
 def main(folders: tyro.conf.Positional[list[Path]], out: Path | None = None) -> Path:

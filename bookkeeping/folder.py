@@ -143,7 +143,7 @@ def how_to_go_on() -> str:
     """The end of the message of a run that was stopped."""
     if not own:
         return "; nothing was written"
-    start = "" if has_checkpoint() else ", from its start: nothing was saved yet"
+    start = "" if has_checkpoint() else " (from its start: nothing was saved yet)"
     return f"; go on with: python train.py --resume {own[0]}{start}"
 
 
@@ -278,9 +278,11 @@ def mend(folder: Path, keep: Callable = lambda line: True) -> None:
 def trim(folder: Path, done: int) -> None:
     """Drop lines that a killed run wrote after its last checkpoint, and a final evaluation.
 
-    They will be written again. done: updates at that checkpoint; -1 if there is none.
+    They will be written again. done: updates at that checkpoint, and the one with 0 is made before
+    SFT's evaluation; -1 if there is none.
     """
-    mend(folder, lambda line: line["update"] <= done and line.get("stage") != "final")
+    again = ("final",) if done else ("final", "after_sft")
+    mend(folder, lambda line: line["update"] <= done and line.get("stage") not in again)
 
 
 # --------------------------------------------------------------------------------- its checkpoints

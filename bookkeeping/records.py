@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 # Saved episodes may take so many bytes: a run of days would save gigabytes that nobody reads.
@@ -231,6 +231,8 @@ def segments(policy, episode, ratios: list[float] | None) -> Iterator[dict]:
     ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
     """
     numbers = iter(ratios or [])
+    # A process reward or credit per turn; if all tokens have one advantage, the episode says it.
+    advantages = iter(episode.advantages if len(set(episode.advantages)) > 1 else [])
     tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)  # none if played over an API
     for sampled, part in groupby(tokens, key=lambda token: token[1]):
         ids, _, logprobs = zip(*part)
@@ -240,6 +242,7 @@ def segments(policy, episode, ratios: list[float] | None) -> Iterator[dict]:
                 "tokens": [policy.tokenizer.decode([t]) for t in ids],
                 "logprobs": [round(x, 4) for x in logprobs],
                 "ratios": ratios and [round(next(numbers), 4) for _ in ids],
+                "advantages": [round(x, 4) for x in islice(advantages, len(ids))],
             }
         else:
             yield {"role": "given", "text": policy.tokenizer.decode(list(ids))}

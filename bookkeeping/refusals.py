@@ -117,6 +117,11 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         number(lambda x: 0 < x < math.inf),
         "must be positive, not inf",
     ),
+    (
+        "lr sft_lr",
+        number(lambda x: x <= 1),
+        "must be at most 1; for a large model 1e-5 is usual, for a small one 1e-4",
+    ),
     ("threads", lambda c, x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
     ("today", lambda c, x: not re.fullmatch(r"(\d{4}-\d\d-\d\d)?", x), "give it as YYYY-MM-DD"),
     ("vllm_memory", number(lambda x: 0 < x < 1), "must be a share of the card, between 0 and 1"),

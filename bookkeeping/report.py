@@ -34,12 +34,14 @@ import tyro
 import metrics
 from bookkeeping import doctor, records, settled
 from bookkeeping.tables import (
+    HABITS,
     average,
     called,
     cell,
     chart,
     draw,
     label,
+    layers,
     markdown,
     mean_of,
     measures,
@@ -101,9 +103,9 @@ TRAJECTORY = (
 )
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
-LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
+LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
@@ -121,7 +123,6 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         }
     trained = [e for e in evals if e["trained"] and e["stage"] != "before"]
     sft, final = records.same_tasks(*trained)
-    gains = {"gain": "exact", "gain_reward": "reward"}
     return {
         "env": config["env"],
         "model": config["model"] if config["model"] != "auto" else machine["model"],
@@ -129,7 +130,11 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         "trained": final["tasks"],
         "updates": state["updates"],
         "eval": results,
-        **{k: vars(metrics.gain(sft[v], final[v])) for k, v in gains.items() if v in final},
+        **{
+            name: vars(metrics.gain(sft[goal], final[goal]))
+            for name, goal in (("gain", "exact"), ("gain_reward", "reward"))
+            if goal in final
+        },
         "sft": state["sft"],
         "warnings": state["warnings"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
@@ -168,17 +173,23 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         sections += behaviour.sections(evals, episodes)
         for e in episodes:
             e["calls"] = behaviour.calls_of(e["messages"])
-    machine_and_flags = (summary.get("machine") or {}) | summary["config"]
     run = {
         "name": folder.resolve().name,
         "env": summary["env"],
         "api": "api" in summary,
         "facts": facts(summary, lines),
-        "settings": {name: str(v) for name, v in machine_and_flags.items() if v not in ("", None)},
+        "settings": {
+            name: str(value)
+            for name, value in ((summary.get("machine") or {}) | summary["config"]).items()
+            if value not in ("", None)
+        },
         "headline": headline(during),
         "notes": notes(summary),
         "charts": charts(lines, during),
-        "sft": [chart("SFT loss, by step", [{"name": "loss", "points": sft}])] if sft else [],
+        "habits": {name: label(name) for name in HABITS},
+        "sft": [chart("SFT loss", [{"name": "loss", "points": sft}], "nats", x="step of SFT")]
+        if sft
+        else [],
         "tables": sections + evaluations("Evaluated later (--eval-only)", later),
     }
     return run, episodes
@@ -219,8 +230,8 @@ def headline(evals: list[dict]) -> dict:
         shown = ", reward ".join(cell(name, values(e, name)) for name in names)
         cells.setdefault(called(e), {})[moment(e)] = shown
     rows = [[tasks, *(row.get(m, "") for m in moments)] for tasks, row in cells.items()]
-    title = "Result: exact answers" if "exact" in names else "Result: mean reward"
-    return section(title, [], ["", *moments], rows)
+    what = "exact answers" if "exact" in names else "mean reward"
+    return section(f"Result: {what}", [], ["", *moments], rows)
 
 
 def notes(summary: dict) -> list[str]:
@@ -260,8 +271,7 @@ def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
     """One section with ten blocks of updates; none without updates."""
     known = dict.fromkeys(key for line in lines for key in line)
     extra = own_parts(dict.fromkeys(name for e in evals for name in measures(e)))
-    habits = [key for key in known if key.startswith("habit_")]
-    names = [key for key in (*TRAJECTORY, *extra, *habits) if key in known]
+    names = [key for key in (*TRAJECTORY, *extra, *HABITS) if key in known]
     size = max(1, len(lines) // 10)
     blocks = [lines[i : i + size] for i in range(0, len(lines), size)]
     rows = [
@@ -280,8 +290,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     """What the data shows, each sentence with its numbers."""
     warnings = summary.get("warnings")
     if warnings is None:  # the run is still going
-        sft_steps = summary["config"].get("sft_steps", 0)
-        symptoms = doctor.look_at(lines, doctor.of_run(evals, sft_steps))
+        judged = doctor.of_run(evals, summary["config"].get("sft_steps", 0))
+        symptoms = doctor.look_at(lines, judged)
         warnings = {name: f"update {update}: {why}" for name, (update, why) in symptoms.items()}
     sentences = [f"Found wrong: {name} at {why}." for name, why in warnings.items()]
     if not lines:
@@ -320,7 +330,8 @@ def training_reward(lines: list[dict]) -> str:
 
 
 def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
-    """Development tasks: exact answers, mean reward. Updates: reward, length, signal, entropy."""
+    """Development tasks: exact answers, mean reward. Updates: reward, habits, length, signal,
+    entropy."""
     each = points(lines, "reward", "reward_low", "reward_high")
     marks = [
         [line["update"], str(line["level"])]
@@ -328,19 +339,28 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
         if before.get("level") != line.get("level")
     ]
     out = [
-        *(chart(f"development, {g}", curves(evals, g), scale(g)[2]) for g in goals(evals)),
+        *(
+            chart(f"development, {g}", curves(evals, g), scale(g)[2], x="update (−1: before SFT)")
+            for g in goals(evals)
+        ),
         chart(
             "training reward",
             [rolling(lines), {"name": "each update", "points": each, "plain": True}],
             marks=marks,
         ),
+        chart("habits of the sampled replies", layers(lines), "%", stacked=True),
         *(
-            chart(label(key), [{"name": label(key), "points": points(lines, key)}])
-            for key in ("reply_tokens", "groups_with_signal", "entropy")
+            chart(label(key), [{"name": label(key), "points": points(lines, key)}], unit)
+            for key, unit in (
+                ("reply_tokens", "tokens"),
+                ("groups_with_signal", "of the groups"),
+                ("entropy", "nats"),
+            )
         ),
     ]
-    measured = lambda s: any(point[1] is not None for point in s["points"])
-    return [c for c in out if any(map(measured, c["series"]))]
+    return [
+        c for c in out if any(point[1] is not None for s in c["series"] for point in s["points"])
+    ]
 
 
 def curves(evals: list[dict], measure: str) -> list[dict]:
@@ -382,13 +402,10 @@ def write(folder: Path) -> None:
 
 def text(run: dict) -> str:
     """report.md: the head, which a run prints at its end, the settings, the sections."""
-    lead = [
-        "Greedy, development tasks, 95% intervals.",
-        *run["notes"],
-        "; ".join(f"{label}: {value}" for label, value in run["facts"]),
-    ]
+    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"]]
     sections = [
         run["headline"] | {"text": lead},
+        section("Run", ["; ".join(f"{label}: {value}" for label, value in run["facts"])]),
         section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())]),
         *run["tables"],
     ]

@@ -38,9 +38,11 @@ from settings import Config, known_tasks, levels_of, promote_of
 # signal nothing was trained, and there is no entropy and no ratio.
 PRINTED = (
     ("exact", "exact", ".2f"),
+    ("habit_derives", "spells", "4.0%"),  # letters: how many replies spell it out
+    ("habit_keys", "by keys", "4.0%"),  # alphabet: how many sort by keys
     ("payoff", "payoff", ".2f"),
     ("error_rate", "errors", ".2f"),
-    ("reply_tokens", "length", "5.1f"),
+    ("reply_tokens", "length", "4.0f"),
     ("groups_with_signal", "signal", ".2f"),
     ("entropy", "entropy", ".3f"),
     ("grad_norm", "grad", ".2f"),
@@ -211,12 +213,24 @@ class Run:
         self.lines.append(line)
         if self.wandb:
             log_wandb(self.wandb, line)
-        minutes = (self.cfg.updates - state.updates) * sum(rollouts.seconds.values()) / 60
-        left = f", {minutes:.0f} min left" if minutes > 0 else ""
+        minutes = self.minutes_left()
+        left = f", {minutes:.0f} min left" if state.updates < self.cfg.updates else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
         self.warn(doctor.symptoms(self.lines))
         if state.updates == 1:
-            print(signal_verdict(groups))
+            passed = (time.monotonic() - self.began) / 60
+            print(
+                f"{signal_verdict(groups)}\n{passed:.1f} min to here; about {passed + minutes:.1f} "
+                "in all, evaluations included, if the replies keep their length"
+            )
+
+    def minutes_left(self) -> float:
+        """Updates and evaluations still to come, each as long as the mean of those so far."""
+        to_do, every = self.cfg.updates - self.state.updates, self.cfg.eval_every
+        update = np.mean([waited(line) + line["seconds_train"] for line in self.lines])
+        # before and after SFT, and every so often since
+        evaluation = self.state.seconds["eval"] / (2 + self.state.updates // every)
+        return (to_do * update + max(1, to_do / every) * evaluation) / 60
 
     def rewards(self, measure: str = "reward") -> list[float]:
         """The mean of a measure in every update so far, at this level.
@@ -279,11 +293,10 @@ class Run:
 
     def warn(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
-        told = self.state.warnings
         for name, sentence in symptoms.items():
-            if name not in told:
-                told[name] = f"update {self.state.updates}: {sentence}"
-                records.say(self.folder, f"{name.upper()} at {told[name]}")
+            if name not in self.state.warnings:
+                self.state.warnings[name] = f"update {self.state.updates}: {sentence}"
+                records.say(self.folder, f"{name.upper()} at {self.state.warnings[name]}")
 
     @contextmanager
     def clock(self, part: str):
@@ -332,9 +345,13 @@ class Run:
         if self.wandb:
             finish_wandb(self.wandb, self.folder, about)
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
+        wrong = ", ".join(self.state.warnings).upper()  # which another seed would only repeat
         print(
-            f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png\n"
-            f"next, was it luck? The same command with --seed {self.cfg.seed + 1}"
+            f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png",
+            f"next, mend what is wrong: {wrong}"
+            if wrong
+            else f"next, was it luck? The same command with --seed {self.cfg.seed + 1}",
+            sep="\n",
         )
         return self.folder
 
@@ -423,10 +440,14 @@ def one_line(line: dict) -> str:
     """The printed line of an update."""
     head = "update {update:4}  reward {reward:.2f} [{reward_low:.2f}, {reward_high:.2f}]"
     shown = [f"{title} {line[name]:{form}}" for name, title, form in PRINTED if name in line]
-    waiting = sum(line[f"seconds_{part}"] for part in SECONDS if part != "train")
     return "  ".join(
-        [head.format_map(line), *shown, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"]
+        [head.format_map(line), *shown, f"{waited(line):.1f}s + {line['seconds_train']:.1f}s"]
     )
+
+
+def waited(line: dict) -> float:
+    """The seconds of an update that were not training: in turn, all of sampling."""
+    return line["seconds_wait"] or sum(line[f"seconds_{part}"] for part in report.SAMPLING)
 
 
 def hear_signals(stopping: Event) -> None:
@@ -491,7 +512,10 @@ def open_wandb(cfg, folder: Path):
     # uploads wait in the run folder, and not in the user's home
     os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
     if mode == "offline":
-        print(f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*")
+        print(
+            f"wandb is offline; later: wandb sync {folder}/wandb/offline-run-*; metrics.jsonl has "
+            "the same numbers"
+        )
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT") or "picoswarm",
         name=os.environ.get("WANDB_NAME") or folder.name,

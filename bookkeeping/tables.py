@@ -5,8 +5,9 @@
     chart: {"title", "unit", "low", "high", "series": [{"name", "points": [[update, value, low end,
         high end], …]}], "marks": [[update, words]]} -> drawn by draw here, by the page itself there
 
-A series may be "plain" (drawn thin) and have a "colour", a number. A value that was not measured is
-None, because JSON has no NaN. An evaluation before SFT stands at -1 on the axis of updates.
+A series may be "plain" (drawn thin) and have a "colour" (on light paper, on dark). In a "stacked"
+chart a point's ends are the edges of its layer. A value that was not measured is None, because JSON
+has no NaN. An evaluation before SFT stands at -1 on the axis of updates.
 
 `python -m bookkeeping.report runs/NAME` writes them. They serve every environment.
 """
@@ -56,6 +57,24 @@ NAMES = {
     "deviation": "deviation within groups",
     "found": "the right answer anywhere in the reply",
     "off_policy_steps": "off-policy level (age of the samples, in updates)",
+    # habits, in the words of pico.py and docs/live: of letters, then of alphabet
+    "habit_derives": "spells it out",
+    "habit_states": "states the counts",
+    "habit_bare": "answers at once",
+    "habit_keys": "sorts by keys",
+    "habit_string": "sorts as plain strings",
+    "habit_given": "keeps the given order",
+    "habit_other": "none of these",
+}
+# A habit's colour on light and on dark paper, as on docs/live; the first one lies at the bottom.
+HABITS = {
+    "habit_derives": ("#8cc3ec", "#1f5f98"),
+    "habit_states": ("#f4c48d", "#85501c"),
+    "habit_bare": ("#d8d5cf", "#474c53"),
+    "habit_keys": ("#8cc3ec", "#1f5f98"),
+    "habit_string": ("#f4c48d", "#85501c"),
+    "habit_given": ("#d8d5cf", "#474c53"),
+    "habit_other": ("#efedea", "#2b2f35"),
 }
 PERCENT = "error_rate any_error waste format truncated survival exact found".split()
 DIGITS = {
@@ -88,13 +107,20 @@ MOMENTS = {
     "eval_only": "update {} (evaluated later)",
 }
 ROLLING = 5  # updates, as in picoRL's report
-STYLE = {  # of curves.png
-    "font.size": 8,
-    "figure.titlesize": 10,
-    "axes.titlesize": 9,
-    "legend.fontsize": 7,
-    "legend.loc": "lower right",
+STYLE = {  # of curves.png; the page's colours
+    "font.size": 9,
+    "figure.titlesize": 12,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9a968f",
+    "axes.prop_cycle": "cycler('color', "
+    "['#0b62a8', '#c05a00', '#00785a', '#a3478a', '#6b6b6b', '#8a6d00'])",
+    "legend.frameon": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.25,
     "text.parse_math": False,  # a name may contain a $
 }
@@ -142,7 +168,7 @@ def average(v: np.ndarray) -> metrics.Interval:
 
 
 def label(name: str) -> str:
-    return NAMES.get(name, name.removeprefix("habit_").replace("_", " "))
+    return NAMES.get(name, name.replace("_", " "))
 
 
 def scale(name: str) -> tuple[int, float, str]:
@@ -185,13 +211,15 @@ def mean_of(lines: list[dict], key: str) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def chart(title: str, series: list[dict], unit="", marks=()) -> dict:
+def chart(title: str, series: list[dict], unit="", marks=(), x="update", stacked=False) -> dict:
     values = [v for s in series for point in s["points"] for v in point[1:] if v is not None]
     return {
         "title": title,
         "series": series,
         "marks": list(marks),
         "unit": unit,
+        "x": x,
+        "stacked": stacked,
         "low": min([0.0, *values]),
         "high": 100 if unit == "%" else 1.05 * max([0.0, *values]) or 1.0,
     }
@@ -208,13 +236,26 @@ def rolling(lines: list[dict]) -> dict:
     }
 
 
+def layers(lines: list[dict]) -> list[dict]:
+    """A series per habit that these lines of metrics.jsonl have: its share, stacked, in percent."""
+    names = [name for name in HABITS if any(line.get(name) for line in lines)]
+    shares = 100 * np.array([[line.get(name, 0.0) for line in lines] for name in names])
+    tops = shares.cumsum(axis=0)
+    updates = np.broadcast_to([line["update"] for line in lines], shares.shape)
+    layers = np.stack([updates, shares, tops - shares, tops], axis=-1)  # [habits, updates, 4]
+    return [
+        {"name": label(name), "colour": HABITS[name], "points": points}
+        for name, points in zip(names, layers.round(2).tolist())
+    ]
+
+
 def draw(path: Path, title: str, charts: list[dict]) -> None:
     """All charts in one picture, three to a row. matplotlib is loaded only here."""
     import matplotlib.figure
 
     rows, columns = math.ceil(max(1, len(charts)) / 3), max(1, min(3, len(charts)))
     with matplotlib.rc_context(STYLE):
-        fig = matplotlib.figure.Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
+        fig = matplotlib.figure.Figure(figsize=(4.8 * columns, 3.6 * rows), layout="constrained")
         fig.suptitle(clean(title))
         for i, chart in enumerate(clean(charts), 1):
             draw_chart(fig.add_subplot(rows, columns, i), chart)
@@ -225,11 +266,21 @@ def draw(path: Path, title: str, charts: list[dict]) -> None:
 def draw_chart(ax, chart: dict) -> None:
     for i, s in enumerate(chart["series"]):
         x, y, low, high = np.array(s["points"], dtype=float).reshape(-1, 4).T
-        width, colour = (0.9 if s.get("plain") else 2.0), f"C{s.get('colour', i)}"
-        ax.fill_between(x, low, high, alpha=0.16, lw=0, color=colour)
-        ax.plot(x, y, "o-", color=colour, lw=width, ms=width, label=s["name"], clip_on=False)
+        width, colour = (0.8 if s.get("plain") else 1.7), s.get("colour", [f"C{i}"])[0]
+        alpha, name = (1, s["name"]) if chart["stacked"] else (0.16, None)
+        ax.fill_between(x, low, high, alpha=alpha, lw=0, color=colour, label=name)
+        if not chart["stacked"]:  # its layers are all there is to see
+            marker = "o" if len(x) <= 30 else ""
+            ax.plot(x, y, marker=marker, c=colour, lw=width, ms=2 * width, label=s["name"])
     for update, words in chart["marks"]:
         ax.axvline(update, color="black", ls="--", lw=1)
         ax.text(update, 0.02, f" {words}", transform=ax.get_xaxis_transform())
-    ax.set(title=chart["title"], ylim=(chart["low"], chart["high"]))
-    ax.legend(ncols=1 + len(chart["series"]) // 5)
+    ax.set(
+        title=chart["title"],
+        xlabel=chart["x"],
+        ylabel=chart["unit"],
+        ylim=(chart["low"], chart["high"]),
+    )
+    # Below the axis, where it hides nothing; long names stand one per line.
+    longest = max(len(s["name"]) for s in chart["series"])
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=1 + 40 // longest)

@@ -283,7 +283,9 @@ def give_back_memory() -> None:
 
 def first_line(error: BaseException) -> str:
     """An error in one line, to be quoted in a sentence of ours."""
-    line = (shown(error, str).strip() or "no message").splitlines()[0]
+    # A line that ends with a colon says nothing without the next one.
+    said = re.sub(r":\s*\n", ": ", shown(error, str).strip())
+    line = (said or "no message").splitlines()[0]
     return f"{type(error).__name__}: {line}"[:300]
 
 

@@ -24,6 +24,7 @@ import settings
 import train as recipe
 from bookkeeping import folder as run_folder
 from bookkeeping import refusals
+from env_letters import STYLES
 from evaluate import parts
 from fast.sampler import TorchSampler
 from policy import PICO, Policy, load_policy
@@ -37,7 +38,6 @@ SHOWN = (0, 4, 8, 10, 12, 14, 16, 18, 20, 30, 60, 150)  # updates; it changes be
 TASKS = 64  # development questions that the page can ask
 EXACT = 256  # development tasks per snapshot, greedy
 SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of habits
-HABITS = ("derives", "states", "bare")
 
 
 # ------------------------------------------------------------------------------- a run
@@ -135,7 +135,7 @@ def measure(rollout) -> dict:
         "exact": exact.mean,
         "low": exact.low,
         "high": exact.high,
-        **{habit: float(np.mean(sampled[f"habit_{habit}"])) for habit in HABITS},
+        **{habit: float(np.mean(sampled[f"habit_{habit}"])) for habit in STYLES},
     }
     return {
         "n": exact.n,

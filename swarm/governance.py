@@ -528,16 +528,20 @@ def verdict(welfare: metrics.Interval) -> str:
 
 
 def draw(arms: dict, path: str) -> None:
+    """A column per governance: it in blue, all others in grey, as many lines lie on each other."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
-    for ax, key in zip(figure.subplots(1, 3), ("welfare", "toxicity", "quality_gap")):
-        for name, arm in arms.items():
-            i = [over(cell[key]) for cell in arm["shares"].values()]
+    figure = Figure(figsize=(1.7 * len(arms), 6), layout="constrained")
+    grid = figure.subplots(3, len(arms), sharex=True, sharey="row", squeeze=False)
+    for row, key in zip(grid, ("welfare", "toxicity", "quality_gap")):
+        for ax, (chosen, name) in zip(row.repeat(len(arms)), product(arms, arms)):
+            i = [over(cell[key]) for cell in arms[name]["shares"].values()]
             reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
-            ax.errorbar([n / AGENTS for n in SHARES], [x.mean for x in i], reach, label=name)
-        ax.set(title=key.replace("_", " "), xlabel="share of deceptive agents")
-    figure.legend(*ax.get_legend_handles_labels(), ncols=5, loc="outside lower center")
+            look = {"color": "#0b62a8", "zorder": 3} if name == chosen else {"color": "#d0ccc5"}
+            ax.errorbar([100 * n / AGENTS for n in SHARES], [x.mean for x in i], reach, **look)
+            ax.set(title=chosen if key == "welfare" else "")
+        row[0].set_ylabel(key.replace("_", " "))
+    figure.supxlabel("% of the agents that are deceptive; blue: this governance, grey: the others")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     print(f"drawn: {path}")

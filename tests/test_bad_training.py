@@ -135,5 +135,5 @@ def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(
 
     stopped = stopped_in_sft(monkeypatch, tmp_path, interrupted)
     said = str(stopped) + capsys.readouterr().err
-    assert f"--resume {tmp_path}/run, from its start: nothing was saved yet" in said
+    assert f"--resume {tmp_path}/run (from its start: nothing was saved yet)" in said
     assert (stopped.code == 130) == (times == 2)

@@ -286,7 +286,9 @@ def test_the_page_of_three_arms(make, tmp_path, capsys):
     assert len(table) == 8  # tier 3 only for the first two arms
     assert sum("| seeds and tasks |" in line for line in table) == 4 and "single seed" in text
     (reward,) = compare.charts(arms_of(*folders))
-    assert len(reward["series"]) == 4 and reward["series"][0]["points"][-1][0] == 30
+    ours, theirs, sft = (s["points"] for s in reward["series"])  # each arm once
+    assert [len(ours), len(theirs), sft] == [30, 30, []] and ours[-1][0] == 30
+    assert all(low <= mean <= high for _, mean, low, high in ours)
     trained = next(line for line in table if line.startswith("| tier 6 (trained) | exact | A − C"))
     assert trained.endswith("**A better** |") and "tasks only" in trained
     again = compare.main([*folders, out], tmp_path / "second")  # an earlier comparison: passed over

@@ -247,7 +247,7 @@ def test_every_style_of_the_expert_scores_exactly_1(style, think):
             done = env.step(env.expert_reply())[1]
         marks = env.score()
         assert all(value == 1.0 for name, value in marks.items() if "habit" not in name)
-        assert (marks["habit_derives"] == 1.0) == (style == "derives" and think)
+        assert (marks["habit_keys"] == 1.0) == (style == "derives" and think)
         assert all(("<think>" in said) == (think and style != "bare") for said in env.replies)
 
 
@@ -277,8 +277,8 @@ KEYS = "<think>\nVog MiaVogel\nZol AnaZola\nAbe ZoeAbe\n</think>"
         ([block(*SORTED)], "other"),
         ([block(*(f"  {name} " for name in GIVEN))], "given"),  # blanks are no habit
         ([f"<think>let me sort</think>{block(*STRING)}"], "string"),
-        ([f"{KEYS}{block(*SORTED)}"], "derives"),
-        ([f"{KEYS}{block(*GIVEN)}"], "derives"),
+        ([f"{KEYS}{block(*SORTED)}"], "keys"),
+        ([f"{KEYS}{block(*GIVEN)}"], "keys"),
         ([f"<think>\nVog MiaVogel\n</think>{block(*GIVEN)}"], "given"),  # one key for three names
         ([f"{KEYS}nothing"], "other"),
         ([KEYS[:-8] + block(*GIVEN)], "other"),  # thoughts that never end hold no list

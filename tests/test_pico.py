@@ -278,7 +278,7 @@ def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     done = run.end(120)
     assert done.returncode == 0 and done.stderr == ""
     assert re.search(r"stopped early.*\nafter GRPO +exact .* n = 2", done.stdout)
-    assert len(re.findall("^Reward [01] for the reply: ", done.stdout, re.M)) == 3
+    assert len(re.findall("^Task [AB], reward [01]: ", done.stdout, re.M)) == 6
     assert "updates" in done.stdout.splitlines()[-1]  # the curve
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import env_letters
 import made_up
 import metrics
 from bookkeeping import records, report, settled, tables
 from helpers import write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
+from warm import ROOT
 
 STAGES = ("before", "after_sft", "final")
 
@@ -120,7 +122,7 @@ def test_every_number_of_the_report_follows_from_the_run(run):
         assert cells["updates"] == f"{3 * i + 1}–{3 * i + 3}" and cells["entropy"] == "0.4"
         assert cells["reward"].startswith(f"{np.mean([x['reward'] for x in block]):.2f} [")
         assert cells["reply tokens"] == str(102 + 3 * i) and cells["mismatch"] == "2e-06"
-        assert cells["derives"] == f"{np.mean([x['habit_derives'] for x in block]):.3g}"
+        assert cells["spells it out"] == f"{np.mean([x['habit_derives'] for x in block]):.3g}"
     assert dict(rows(text, "Config"))["k"] == "8"
     rewards = [line["reward"] for line in lines]
     now = metrics.level(rewards[-settled.adaptive_window(rewards) :])
@@ -138,13 +140,37 @@ def test_the_page_shows_the_numbers_of_the_report(run):
     numbers, _ = report.collect(run)
     text = (run / "report.md").read_text()
     assert tables.markdown(numbers["tables"]) in text
-    titles = ["development, exact", "development, reward", "training reward", "reply tokens"]
-    assert [c["title"] for c in numbers["charts"]] == [*titles, "groups with signal", "entropy"]
+    assert [c["title"] for c in numbers["charts"]] == [
+        "development, exact",
+        "development, reward",
+        "training reward",
+        "habits of the sampled replies",
+        "reply tokens",
+        "groups with signal",
+        "entropy",
+    ]
     for series in numbers["charts"][0]["series"]:
         results = [row for row in rows(text, "Evaluation") if row[1].startswith(series["name"])]
         said = [f"{v:.1f}% [{low:.1f}, {high:.1f}]" for _, v, low, high in series["points"]]
         assert said == [row[3] for row in results]
         assert [point[0] for point in series["points"]] == [-1, 0, 30]  # before SFT is no update
+
+
+def test_habits_lie_on_each_other_in_the_colours_of_the_live_page(run):
+    lines = records.lines(run / "metrics.jsonl")
+    spells, at_once = tables.layers(lines)
+    assert (spells["name"], at_once["name"]) == ("spells it out", "answers at once")
+    for line, low, high in zip(lines, spells["points"], at_once["points"], strict=True):
+        share = round(100 * line["habit_derives"], 2)
+        assert low == [line["update"], share, 0, share]
+        assert high[2:] == [share, pytest.approx(100)]
+    page = (ROOT / "docs" / "live" / "index.html").read_text()
+    script = (ROOT / "docs" / "live" / "page.js").read_text()
+    for habit in env_letters.STYLES:
+        colours = ", ".join(tables.HABITS[f"habit_{habit}"])
+        assert f"--{habit}: light-dark({colours})" in page
+        assert f'{habit}: "{tables.label(f"habit_{habit}")}"' in script
+    assert not tables.layers([{"update": 1, "reward": 0.5}])  # no habits, no chart
 
 
 def test_a_run_without_sft_or_updates_reports_too(tmp_path):

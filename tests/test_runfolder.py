@@ -60,6 +60,9 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path):
     assert records.lines(log) == kept
     trim(tmp_path, -1)  # killed before SFT was done
     assert log.read_text() == ""
+    write_lines(log, [{"update": 0, "stage": stage} for stage in ("before", "after_sft")])
+    trim(tmp_path, 0)  # the first checkpoint is made between the two
+    assert [line["stage"] for line in records.lines(log)] == ["before"]
 
 
 def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_path):

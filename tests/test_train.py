@@ -4,6 +4,7 @@ their own, as a user would start them.
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     assert summary["sft"] == {"loss_first": losses[0], "loss_last": losses[-1]}
     said = (whole / "train.log").read_text()
     assert "eval before" in said and "update    3  reward" in said
+    assert re.search(r"  spells +\d+%  ", said)  # how many replies spell it out
     lag = "Off-policy level (age of the samples, in updates): 0.0 on average, at most 0.0"
     assert lag in (whole / "report.md").read_text()
     evals = [(line["update"], line["stage"]) for line in lines(whole / "evals.jsonl")]
@@ -134,6 +136,7 @@ def test_the_seed_matters(whole, tmp_path):
 
 @pytest.mark.parametrize("kill", [
     "import sft; sft.sft_step = bomb(sft.sft_step, 3)",
+    "train.evaluate_stage = bomb(train.evaluate_stage, 2)",  # SFT is done, and not evaluated
     "train.update = bomb(train.update, 3)",
     # the new checkpoint is written and not yet in its place
     "from bookkeeping import folder; folder.checksum = bomb(folder.checksum, 2)",
@@ -154,6 +157,7 @@ def bomb(real, at):
     cut = tmp_path / "cut"
     resumed = run("--resume", cut, "--no-wandb")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert ("SFT" in resumed.stderr) == ("sft_step" in kill)  # its bar: what is saved is not redone
     check_equal(cut, whole)
     a, b = read(cut / "summary.json"), read(whole / "summary.json")
     assert all(a[name] == b[name] for name in ("eval", "gain", "tokens"))
@@ -294,7 +298,7 @@ def test_a_whole_plain_run_is_the_run_of_the_fast_way(whole, tmp_path):
 def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):
     folder = whole_run(tmp_path, "a", "--env", "alphabet", *TINY, "--max-tokens", "60")
     line = lines(folder / "metrics.jsonl")[0]
-    assert {"similarity", "turn_1", "turn_3", "habit_derives"} <= line.keys()
+    assert {"similarity", "turn_1", "turn_3", "habit_keys"} <= line.keys()
     assert 0 <= line["reward"] <= line["similarity"] <= 1
     parts = [[part["role"] for part in e["segments"]] for e in lines(folder / "episodes.jsonl")]
     assert max(roles.count("policy") for roles in parts) > 1, "nobody reached the second turn"

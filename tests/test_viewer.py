@@ -169,10 +169,26 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
     assert js(page, "return performance.getEntriesByType('resource').length") == 0
     rows = texts(page, "#headline tr")
     assert len(rows) == 4 and rows[1].startswith("tier 6trained0.0%[0.0, 5.7]reward")
-    assert text(page, "#status") == "update 20 (final): task 1 of 8, 1 sample."
+    opened = text(page, "#status")
+    assert opened.startswith("update 20 (final): task ") and opened.endswith(" of 8, 1 sample.")
+    first, *_, last = texts(page, "#history button")  # of a task that was wrong and now is right
+    assert (first, last) == ("before SFT: 0", "20 (final): 1")
     assert texts(page, "#tables h3") == ["Observations (computed)"]
     assert texts(page, "#tables summary") == ["Evaluation", "Trajectory"]
     assert texts(page, "#samples .calls") == [] and js(page, "return one('#prompt details').open")
+
+
+def test_words_explain_themselves_and_the_habits_are_stacked(page, plain):
+    open_page(page, plain)
+    terms = set(texts(page, "#charts .term"))
+    assert {"entropy", "nats", "groups with signal"} <= terms
+    assert {"log-prob", "nats", "policy version"} <= {*texts(page, "#scale .term, #samples .term")}
+    js(page, "one('#charts .term').focus()")
+    assert "GRPO learn" in text(page, "#tip")
+    code = "return all('figure').find(f => f.innerText.startsWith('habits')).innerHTML"
+    habits = js(page, code)
+    assert habits.count('class="layer"') == 2 and "light-dark(#8cc3ec,#1f5f98)" in habits
+    assert habits.index("answers at once") < habits.index("spells it out")  # as they lie
 
 
 def test_hostile_text_stays_text(page, tmp_path):
@@ -194,7 +210,7 @@ def test_hostile_text_stays_text(page, tmp_path):
 
 
 def test_keys_change_the_episode(page, plain):
-    open_page(page, plain)
+    open_page(page, plain, "task=0")
     first, titles = text(page, "#prompt .text"), "return all('#samples h3').map(h => h.innerText)"
     assert len(js(page, titles)) == 2  # two updates side by side
     press(page, "c", "j", "j")

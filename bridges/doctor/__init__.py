@@ -1,6 +1,6 @@
 """`picoswarm-doctor FILE_OR_FOLDER`: the doctor of other people's runs, installed by pip.
 
-    pip install "picoswarm[doctor]"           # this, numpy, and no torch
+    pip install ".[doctor]"                   # in a checkout: this, numpy, and no torch
 
 The doctor's files are in the package picoswarm, under world/, and import each other by the names
 that they have in the checkout. Importing picoswarm itself would need verifiers (it is an
@@ -20,7 +20,7 @@ def main() -> None:
     try:
         from bookkeeping import doctor
     except ModuleNotFoundError as error:
-        raise SystemExit(f'{error}; pip install "picoswarm[doctor]"') from None
+        raise SystemExit(f'{error}; in a checkout: pip install ".[doctor]"') from None
     doctor.command()
 
 

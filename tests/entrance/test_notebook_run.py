@@ -1,9 +1,7 @@
 """Protects docs/first_run.ipynb: every cell runs on a CPU, in order, and shows what the prose says
 it shows.
 
-The page is kept by hand. After a change of its story, its outputs again:
-
-    .venv-all/bin/python -m nbconvert --to notebook --execute --inplace docs/first_run.ipynb
+The page is kept by hand. After a change of its story, `make showcase` makes its outputs again.
 """
 
 import json
