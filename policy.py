@@ -98,6 +98,21 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def rope_switch(config) -> int | None:
+    """The length in tokens beyond which RoPE turns *all* tokens of a text differently.
+
+    Two kinds of RoPE, longrope and dynamic, look at the length of the whole text. What
+    was sampled below that length is read differently once the text is longer.
+    """
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):  # Gemma 3 has one for each kind of layer
+        if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope"):
+            known = rope.get("original_max_position_embeddings")
+            return known or text.max_position_embeddings
+    return None
+
+
 @contextmanager
 def with_weights(policy: Policy, weights: dict[str, torch.Tensor]):
     """A context: inside it the policy has these weights, say those of a reference."""
@@ -144,6 +159,11 @@ def load_policy(
         use_safetensors=True,  # a pickle could run any program
         trust_remote_code=False,
     )
+    # A fine-tuned mixture of experts may still ask for its router's loss. Nothing here
+    # reads it, and with a cache it fails.
+    for part in model.modules():
+        if getattr(getattr(part, "config", None), "output_router_logits", False):
+            part.config.output_router_logits = False
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     stop_ids = find_stops(tokenizer, model)
     torch.manual_seed(seed)  # LoRA's A is drawn at random
@@ -190,7 +210,8 @@ def lora_config(config, rank: int, alpha: int):
     from peft import LoraConfig
 
     counts = ("num_experts", "num_local_experts")  # Qwen's name, and Mixtral's
-    experts = any(getattr(config, name, None) for name in counts)
+    text = config.get_text_config()  # of a model with vision, the part that reads text
+    experts = any(getattr(text, name, None) for name in counts)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
     return LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"

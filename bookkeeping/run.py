@@ -535,6 +535,21 @@ def healthy_values(cfg: Config) -> str:
     return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
 
 
+MANY_PASSES = 10  # over the demonstrations; fine-tuning mostly makes one to five
+
+
+def many_passes(found: dict, cfg: Config) -> list[str]:
+    """A warning if SFT saw few demonstrations again and again. found: what sft() returns."""
+    n = found["demonstrations"]
+    passes = cfg.sft_steps * cfg.sft_batch / max(1, n)
+    if not n or passes <= MANY_PASSES:
+        return []
+    return [
+        f"SFT made {passes:.0f} passes over {n} demonstrations and may know them by heart: try "
+        "fewer --sft-steps"
+    ]
+
+
 def probe_report(groups: list[list[Episode]], cfg: Config) -> list[str]:
     """What GRPO could learn from a batch [G][k], in a few lines, the verdict last."""
     played = without_failed(groups)
