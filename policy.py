@@ -106,11 +106,13 @@ def rope_switch(config) -> int | None:
     """
     text = config.get_text_config()
     ropes = getattr(text, "rope_parameters", None) or {}
-    for rope in (ropes, *ropes.values()):  # Gemma 3 has one for each kind of layer
-        if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope"):
-            known = rope.get("original_max_position_embeddings")
-            return known or text.max_position_embeddings
-    return None
+    ropes = [ropes, *ropes.values()]  # Gemma 3 has one for each kind of layer
+    switches = [
+        rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        for rope in ropes
+        if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min(switches, default=None)
 
 
 @contextmanager
@@ -161,9 +163,8 @@ def load_policy(
     )
     # A fine-tuned mixture of experts may still ask for its router's loss. Nothing here
     # reads it, and with a cache it fails.
-    for part in model.modules():
-        if getattr(getattr(part, "config", None), "output_router_logits", False):
-            part.config.output_router_logits = False
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        model.config.get_text_config().output_router_logits = False
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     stop_ids = find_stops(tokenizer, model)
     torch.manual_seed(seed)  # LoRA's A is drawn at random

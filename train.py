@@ -28,7 +28,7 @@ from bookkeeping import failures, refusals
 from bookkeeping.again import evaluate_only
 from bookkeeping.columns import log_columns
 from bookkeeping.pretrained import check_passes, load_checked
-from bookkeeping.run import healthy_values, many_passes, open_run, probe_report
+from bookkeeping.run import healthy_values, open_run, passes_of_sft, probe_report
 from chat import about, prompt_ids, read_template
 from evaluate import eval_sets
 from fast import logprobs, parallel
@@ -166,7 +166,7 @@ def probe(cfg: Config, user_flags: set[str]) -> None:
     level = settings.levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     groups = rollouts.batch(0, level)
     compute_advantages(groups, cfg)
-    print(*many_passes(shown, cfg), *probe_report(groups, cfg), sep="\n")
+    print(passes_of_sft(shown, cfg), *probe_report(groups, cfg), sep="\n")
     rollouts.close()
 
 

@@ -804,9 +804,15 @@ def said_itself(name: str, said: str) -> dict:
     """
     update, _, rest = said.removeprefix("update ").partition(": ")
     seen, _, cure = rest.partition("; ")
-    causes = ["what the run itself said while it ran; its logs alone do not show it"]
-    one = {"name": name, "step": int(update), "seen": seen, "columns": []}
-    return one | {"causes": causes, "cure": cure or "see report.html", "journal": ""}
+    return {
+        "name": name,
+        "step": int(update),
+        "seen": seen,
+        "columns": ["train.log"],
+        "causes": ["what the run itself saw, and its numbers alone do not show"],
+        "cure": cure or "see report.html",
+        "journal": "",
+    }
 
 
 def without_reward(log: logs.Log) -> bool:
@@ -882,9 +888,8 @@ def command() -> None:
         print(json.dumps(findings, indent=1))
     else:
         print(findings.get("error") or text(findings))
-    if "error" in findings:
-        raise SystemExit(2)
-    raise SystemExit(any(one["symptoms"] for one in [findings, *findings["other_runs"]]))
+    sick = any(one.get("symptoms") for one in [findings, *findings.get("other_runs", [])])
+    raise SystemExit(2 if "error" in findings else sick)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ PRINTED = (
     ("loss", "loss", "+.4f"),
 )
 
+MANY_PASSES = 10  # of SFT over its demonstrations; one to five are usual
+
 
 @contextmanager
 def may_fail():
@@ -535,19 +537,12 @@ def healthy_values(cfg: Config) -> str:
     return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
 
 
-MANY_PASSES = 10  # over the demonstrations; fine-tuning mostly makes one to five
-
-
-def many_passes(found: dict, cfg: Config) -> list[str]:
-    """A warning if SFT saw few demonstrations again and again. found: what sft() returns."""
-    n = found["demonstrations"]
-    passes = cfg.sft_steps * cfg.sft_batch / max(1, n)
-    if not n or passes <= MANY_PASSES:
-        return []
-    return [
-        f"SFT made {passes:.0f} passes over {n} demonstrations and may know them by heart: try "
-        "fewer --sft-steps"
-    ]
+def passes_of_sft(found: dict, cfg: Config) -> str:
+    """How often SFT saw each demonstration, and whether that is much. found: what sft() returns."""
+    n = max(1, found["demonstrations"])
+    passes = cfg.sft_steps * cfg.sft_batch / n
+    many = ": it may know them by heart; lower --sft-steps" if passes > MANY_PASSES else ""
+    return f"SFT         {passes:.1f} passes over {n} demonstrations{many}"
 
 
 def probe_report(groups: list[list[Episode]], cfg: Config) -> list[str]:

@@ -65,14 +65,9 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers":
 SIZES_OF_GPT2 = {"vocab_size": 1024, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4}
 # vLLM's attention on a CPU takes no heads that are less than 32 wide
 WIDE = {"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 4096}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 4,
-    "long_factor": [4.0] * 4,
-    "original_max_position_embeddings": 64,
-}
-GEMMA3 = SMALL | {"head_dim": 8, "sliding_window": 16, "final_logit_softcapping": 2.0}
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+LONGROPE = SMALL | {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4} | FACTORS}
+GEMMA3 = SMALL | {"head_dim": 8, "sliding_window": 16}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -138,11 +133,8 @@ CONFIGS = {  # kind: (transformers' config, its arguments)
     "llama_wide": ("Llama", SMALL | UNTIED | WIDE),
     "gpt2": ("GPT2", SIZES_OF_GPT2),  # learned positions, LayerNorm, other names
     # ---- models whose log-probs could differ between sampling and training (test_policy.py)
-    "longrope": ("Phi3", SMALL | UNTIED | {"rope_parameters": LONGROPE}),
-    "longrope_far": (
-        "Phi3",
-        SMALL | UNTIED | {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 400}},
-    ),
+    "longrope": ("Phi3", LONGROPE | {"original_max_position_embeddings": 64}),
+    "longrope_far": ("Phi3", LONGROPE | {"original_max_position_embeddings": 400}),
     "dynamic_at_64": (
         "Llama",
         SMALL | UNTIED | {"rope_parameters": DYNAMIC | {"original_max_position_embeddings": 64}},

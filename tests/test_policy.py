@@ -107,7 +107,7 @@ ODD_MODELS = {
     "gpt2": ("", False),
     "lfm2": ("", True),
     "falcon_h1_0": ("", True),
-    "mamba_0": ("log-probs in sampling are", True),
+    "mamba_0": ("take --plain", True),
     "llama4": ("it cannot read a text", True),
     "tuples": ("it cannot read a text", None),
 }
