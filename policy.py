@@ -103,6 +103,23 @@ def copy_weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.trainable().items()}
 
 
+def rope_switch(config) -> int | None:
+    """The length in tokens beyond which RoPE turns *all* tokens of a text differently.
+
+    Two kinds of RoPE, longrope and dynamic, look at the length of the whole text. What
+    was sampled below that length is read differently once the text is longer.
+    """
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    ropes = [ropes, *ropes.values()]  # Gemma 3 has one for each kind of layer
+    switches = [
+        rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        for rope in ropes
+        if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min(switches, default=None)
+
+
 @contextmanager
 def with_weights(policy: Policy, weights: dict[str, torch.Tensor]):
     """A context: inside it the policy has these weights, say those of a reference."""
@@ -149,6 +166,10 @@ def load_policy(
         use_safetensors=True,  # a pickle could run any program
         trust_remote_code=False,
     )
+    # A fine-tuned mixture of experts may still ask for its router's loss. Nothing here
+    # reads it, and with a cache it fails.
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        model.config.get_text_config().output_router_logits = False
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     stop_ids = find_stops(tokenizer, model)
     torch.manual_seed(seed)  # LoRA's A is drawn at random
@@ -195,7 +216,8 @@ def lora_config(config, rank: int, alpha: int):
     from peft import LoraConfig
 
     counts = ("num_experts", "num_local_experts")  # Qwen's name, and Mixtral's
-    experts = any(getattr(config, name, None) for name in counts)
+    text = config.get_text_config()  # of a model with vision, the part that reads text
+    experts = any(getattr(text, name, None) for name in counts)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
     return LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"

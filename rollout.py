@@ -38,7 +38,7 @@ from chat import (
     start_of_thought,
     without_start,
 )
-from policy import Policy, Sample
+from policy import Policy, Sample, rope_switch
 
 UNLIMITED = 10**9  # tokens: more than any conversation has
 
@@ -185,8 +185,10 @@ def with_one_prompt(players: list[Player]) -> list[list[Player]]:
 
 
 def context_of(policy: Policy) -> int:
-    """The most tokens that the model can read, if its config says."""
-    return getattr(policy.lm.config, "max_position_embeddings", None) or UNLIMITED
+    """The most tokens that the model can read in one way, if its config says."""
+    config = policy.lm.config.get_text_config()
+    limits = getattr(config, "max_position_embeddings", None), rope_switch(config)
+    return min(filter(None, limits), default=UNLIMITED)
 
 
 def still_playing(players: list[Player]) -> list[Player]:

@@ -27,8 +27,8 @@ import settings
 from bookkeeping import failures, refusals
 from bookkeeping.again import evaluate_only
 from bookkeeping.columns import log_columns
-from bookkeeping.pretrained import load_checked
-from bookkeeping.run import healthy_values, open_run, probe_report
+from bookkeeping.pretrained import check_passes, load_checked
+from bookkeeping.run import healthy_values, open_run, passes_of_sft, probe_report
 from chat import about, prompt_ids, read_template
 from evaluate import eval_sets
 from fast import logprobs, parallel
@@ -133,6 +133,8 @@ def prepare(cfg: Config, user_flags: set[str]):
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
     turns = getattr(env, "max_turns", None)  # None: it does not say
+    if not cfg.break_:  # a mistake on purpose is found later, by the doctor
+        check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
     line = fit_memory(cfg, policy, len(prompt), turns)  # may set cfg.micro_tokens
     print(line, end="")
     if cfg.gradient_checkpointing:
@@ -157,11 +159,15 @@ def probe(cfg: Config, user_flags: set[str]) -> None:
     how = how_to_compute(cfg, policy)
     with rollouts.paused(), policy.learning():
         tasks = partial(new_env, cfg.difficulty)
-        sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
+        shown = sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
+    # Of a file with few rows all training rows are demonstrated. Those of development
+    # never are.
+    unseen = settings.seeds_from(cfg, settings.DEV_SEEDS, cfg.num_tasks)
+    rollouts.task_seeds = lambda update: unseen
     level = settings.levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
     groups = rollouts.batch(0, level)
     compute_advantages(groups, cfg)
-    print(*probe_report(groups, cfg), sep="\n")
+    print(passes_of_sft(shown, cfg), *probe_report(groups, cfg), sep="\n")
     rollouts.close()
 
 

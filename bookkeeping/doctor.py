@@ -89,9 +89,20 @@ Lines = list[dict]
 Symptoms = dict[str, str]  # {symptom: the numbers that show it}
 
 
-def cure(name: str, framework: str) -> str:
-    """What to set."""
+def illness_of(name: str, lines: Lines = ()) -> dict:
+    """A symptom's entry of cures.toml; its `if_never` replaces what cannot act in these lines.
+
+    That is so if the first of its `never` columns that is logged is 0 in all lines.
+    """
     illness = ILLNESSES[name]
+    columns = (finite(lines, column) for column in illness.get("never", ()))
+    logged = next(filter(len, columns), None)
+    return illness if logged is None or logged.any() else illness | illness["if_never"]
+
+
+def cure(name: str, framework: str, lines: Lines = ()) -> str:
+    """What to set."""
+    illness = illness_of(name, lines)
     return (TEXTS["cure"][illness["cure"]] | illness.get("instead", {}))[framework]
 
 
@@ -110,7 +121,7 @@ def symptoms(lines: Lines, rules: list[Callable] | None = None) -> Symptoms:
     lines: metrics.jsonl so far; or, for the rules EVALUATED, what of_run returns.
     """
     return {
-        name: f"{evidence}: {ILLNESSES[name]['causes'][0]}; {cure(name, OURS)}"
+        name: f"{evidence}: {illness_of(name, lines)['causes'][0]}; {cure(name, OURS, lines)}"
         for name, evidence in signs(lines, rules or RULES).items()
     }
 
@@ -164,6 +175,7 @@ DERIVED = {
     "goal or reward": lambda line: line.get("goal", line.get("reward", math.nan)),
     # of an answer: the fraction in letters, the similarity in alphabet
     "right": lambda line: line.get("fraction", line.get("similarity", math.nan)),
+    "ended": lambda line: 1 - line.get("truncated", math.nan),
     # of the episodes
     "failed": lambda line: line.get(
         "errors_share", value(line, "errors") / max(value(line, "errors") + value(line, "n"), 1)
@@ -739,7 +751,9 @@ def of_ours(folder: Path) -> logs.Log:
     logged = {name for line in lines for name in line}
     columns = {c: c for illness in ILLNESSES.values() for c in illness["columns"] if c in logged}
     evals = of_run(evals, records.config_of(folder)["sft_steps"])
-    return logs.Log(OURS, lines, columns, [], [str(folder)], evals)
+    state = folder / "checkpoint" / "state.json"
+    told = json.loads(state.read_bytes()).get("warnings", {}) if state.exists() else {}
+    return logs.Log(OURS, lines, columns, [], [str(folder)], evals, told)
 
 
 def answer(log: logs.Log) -> dict:
@@ -747,24 +761,30 @@ def answer(log: logs.Log) -> dict:
     findings = look_at(log.lines, log.evals)
     if "solved" in findings:
         log.notes.append(f"solved, so no illness: {findings.pop('solved')[1]}")
+    told = {name: said for name, said in log.told.items() if name not in {*findings, "solved"}}
     steps = [line["update"] for line in log.lines]
-    unlogged = logs.UNLOGGED.get(log.framework, {})
+    unlogged = {} if without_reward(log) else logs.UNLOGGED.get(log.framework, {})
     return {
         "files": log.files,
+        "run": log.run,
         "framework": log.framework,
         "steps": [min(steps, default=0), max(steps, default=0)],
         "rows": len(steps),
         "columns": log.names,
         "notes": log.notes,
         "not_logged": {name: how for name, how in unlogged.items() if name not in log.names},
-        "symptoms": [symptom(log, name, *finding) for name, finding in findings.items()],
-        "nothing_found": "" if findings else nothing_found(log),
+        "symptoms": [
+            *(symptom(log, name, *finding) for name, finding in findings.items()),
+            *(said_itself(name, said) for name, said in told.items()),
+        ],
+        "nothing_found": "" if findings or told else nothing_found(log),
+        "other_runs": [answer(other) for other in log.others],
     }
 
 
 def symptom(log: logs.Log, name: str, step: int, evidence: str) -> dict:
     """One finding: since when, what shows it in which columns, its causes, its cure."""
-    illness = ILLNESSES[name]
+    illness = illness_of(name, log.lines)
     columns = [*illness["columns"], "goal"]
     return {
         "name": name,
@@ -772,9 +792,32 @@ def symptom(log: logs.Log, name: str, step: int, evidence: str) -> dict:
         "seen": evidence,
         "columns": [log.names[column] for column in columns if column in log.names],
         "causes": illness["causes"],
-        "cure": cure(name, log.framework),
+        "cure": cure(name, log.framework, log.lines),
         "journal": f"learn/FAILURES.md#{illness['journal']}" if "journal" in illness else "",
     }
+
+
+def said_itself(name: str, said: str) -> dict:
+    """What a run of ours said while it ran, and its logs alone do not show.
+
+    said: "update 0: what was seen; what to do".
+    """
+    update, _, rest = said.removeprefix("update ").partition(": ")
+    seen, _, cure = rest.partition("; ")
+    return {
+        "name": name,
+        "step": int(update),
+        "seen": seen,
+        "columns": ["train.log"],
+        "causes": ["what the run itself saw, and its numbers alone do not show"],
+        "cure": cure or "see report.html",
+        "journal": "",
+    }
+
+
+def without_reward(log: logs.Log) -> bool:
+    """Is it of another of TRL's trainers than GRPO's?"""
+    return log.framework == logs.TRL and "reward" not in log.names
 
 
 def nothing_found(log: logs.Log) -> str:
@@ -782,8 +825,10 @@ def nothing_found(log: logs.Log) -> str:
     n, loss, norms = len(log.lines), finite(log.lines, "loss"), finite(log.lines, "grad_norm")
     if n < FEWEST:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
-    if log.framework == logs.TRL and "reward" not in log.names:
-        return "this log has no reward: it may be of SFT or DPO, and little could be looked at"
+    if without_reward(log):
+        return (
+            "this log has no reward: it may be of SFT or DPO or KTO, and little could be looked at"
+        )
     looks_odd = len(loss) and np.median(np.abs(loss)) < 0.1 and len(norms) and np.median(norms) > 0
     if not looks_odd:
         return "nothing wrong was found in what was looked at"
@@ -799,7 +844,7 @@ def text(findings: dict) -> str:
     """What answer returns, as text for people."""
     first, end = findings["steps"]
     out = [
-        f"{', '.join(findings['files'])}: a log of {findings['framework']}, "
+        f"{', '.join(findings['files'])}: {findings['run'] or 'a log'} of {findings['framework']}, "
         f"steps {first} to {end} ({findings['rows']} rows)",
         f"looked at: {', '.join(sorted({*findings['columns'].values()}))}",
         *(f"note: {note}" for note in findings["notes"]),
@@ -819,7 +864,8 @@ def text(findings: dict) -> str:
     if findings["not_logged"]:
         out += ["", "could not be looked at, because this log has no:"]
     out += [f"  {column}: {how}" for column, how in findings["not_logged"].items()]
-    return "\n".join(map(records.printable, out))
+    others = "".join(f"\n\n{text(other)}" for other in findings["other_runs"])
+    return "\n".join(map(records.printable, out)) + others
 
 
 def command() -> None:
@@ -842,7 +888,8 @@ def command() -> None:
         print(json.dumps(findings, indent=1))
     else:
         print(findings.get("error") or text(findings))
-    raise SystemExit(2 if "error" in findings else bool(findings["symptoms"]))
+    sick = any(one.get("symptoms") for one in [findings, *findings.get("other_runs", [])])
+    raise SystemExit(2 if "error" in findings else sick)
 
 
 if __name__ == "__main__":

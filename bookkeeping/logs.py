@@ -48,9 +48,11 @@ NAMES = {
         r"rewards/([^/]+)": "part",  # before 0.17
         "completions/mean_length|completion_length": "reply_tokens",
         "completions/clipped_ratio": "truncated",
+        "completions/mean_terminated_length": "ended_tokens",  # 0: no reply ended by itself
         "entropy(?:/mean)?": "entropy",  # the latter in ms-swift
         "kl": "kl_ref",
         "clip_ratio/region_mean|clip_ratio": "clipped",
+        "clip_ratio/high_mean": "clipped_high",
         "sampling/sampling_logp_difference/mean": "mismatch",
         "sampling/importance_sampling_ratio/mean|ratio": "kept_ratio",  # the latter: AsyncGRPO
         "eval_reward": "eval_reward",
@@ -133,7 +135,22 @@ UNLOGGED = {
         "reward": "the orchestrator's log, which is another file than the trainer's",
         "eval_reward": "[[orchestrator.eval.source]] and orchestrator.eval.interval",
     },
+    "picoswarm": {
+        "kl_ref": "--kl above 0",
+        "mismatch": "updates with a signal",
+        "entropy": "updates with a signal",
+        "exact": "an environment whose score has that entry",
+        "format": "an environment whose score has that entry",
+        "prompts": "while it starts, a run itself compares them with those of SFT",
+    },
 }
+# Names that many frameworks log: with no other one, a log may be anybody's.
+ANYBODYS = re.compile(
+    r"(?:train/)?(?:loss|kl|entropy|ratio)|train/grad_norm|reward|Loss|LR|Entropy"
+)
+# What a log of TRL is judged by if it has no reward: it is of SFT, DPO or KTO. Their kl and entropy
+# are other numbers (KTO sums its kl over a reply), and healthy ones would look ill.
+OF_ANY_TRAINER = ("loss", "grad_norm", "lr")
 GOAL = re.compile(r"exact|correct|accura|\bacc\b|solved|pass(ed)?\b|answer|verif|match", re.I)
 NO_GOAL = re.compile(r"format|length|tag|style|len\b|xml|think|short|long|repeat|language", re.I)
 
@@ -150,6 +167,9 @@ class Log:
     notes: list[str]
     files: list[str] = field(default_factory=list)
     evals: list[dict] = field(default_factory=list)  # of a run of ours
+    told: dict[str, str] = field(default_factory=dict)  # what that run said itself was wrong
+    run: str = ""  # its name, if the file has several runs
+    others: list["Log"] = field(default_factory=list)  # those runs, in the first one's log
 
 
 @lru_cache(maxsize=10_000)
@@ -197,14 +217,21 @@ def read(path: Path) -> Log:
         coding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         text += data.decode(coding, errors="replace") + "\n"
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # without colours
-    log = collect(rows_of(plain.replace("\r", "\n")))
-    if not log.lines:
+    rows, logs = rows_of(plain.replace("\r", "\n")), []
+    for run in dict.fromkeys(row.get("run", "") for row in rows):
+        log = collect([row for row in rows if row.get("run", "") == run])
+        log.run = run
+        log.files = [str(file) for file in files]
+        if log.lines:
+            logs.append(log)
+    logged = {name for row in rows for name in row}
+    if not logs or all(map(ANYBODYS.fullmatch, logged - BESIDES)):
         raise ValueError(
             f"{path} has no row of numbers that TRL, Unsloth, ms-swift, verl or prime-rl log; "
             "give trainer_state.json, a .jsonl, a .csv (of wandb: its export), or its text"
         )
-    log.files = [str(file) for file in files]
-    return log
+    logs[0].others = logs[1:]
+    return logs[0]
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -231,7 +258,7 @@ SHOWN = re.compile(
 )
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and maybe not 0
 STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
-BESIDES = {*STEPS, "epoch", "planned", "rounded"}  # entries of a row that are not metrics
+BESIDES = {*STEPS, "epoch", "planned", "rounded", "run"}  # entries of a row that are not metrics
 
 
 def row_of(pairs) -> Row:
@@ -256,20 +283,21 @@ def row_of(pairs) -> Row:
 
 
 def table_rows(text: str) -> Iterator[Row]:
-    """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX; the first of several runs.
+    """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX; a row for each of its runs.
 
     A notebook's: Step | Training Loss | reward | completions / clipped_ratio
     """
     csv.field_size_limit(MOST_BYTES)
-    names: list[str] = []
+    names: list[tuple[str, str]] = []
     for line in text.split("\n"):
         delimiter = max(",\t|", key=line.count)
         cells = [cell.strip() for row in csv.reader([line], delimiter=delimiter) for cell in row]
         if len(cells) > 1 and {*STEPS} & {*cells}:
-            run = next((cell.rpartition(" - ")[0] for cell in cells if " - " in cell), "")
-            names = [cell.removeprefix(f"{run} - ") for cell in cells]
-        elif names:
-            yield row_of(zip(names, cells))
+            names = [cell.rpartition(" - ")[::2] for cell in cells]  # (run or "", name)
+        runs = dict.fromkeys(run for run, _ in names if run)
+        for run in [*runs] or [""] * bool(names):
+            pairs = [(name, x) for (whose, name), x in zip(names, cells) if whose in ("", run)]
+            yield row_of(pairs) | ({"run": run} if run else {})
 
 
 def html_rows(text: str) -> Iterator[Row]:
@@ -364,6 +392,8 @@ def collect(rows: list[Row]) -> Log:
     lags = framework == TRL and {"ratio", "kl"} <= logged.keys()
     if lags:
         del names["kl_ref"]
+    if framework == TRL and "reward" not in names:
+        names = {column: name for column, name in names.items() if column in OF_ANY_TRAINER}
     columns = names | {"planned": "planned"}
     lines = [
         {column: row[name] for column, name in columns.items() if name in row}
@@ -405,7 +435,8 @@ def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
         twice = line.keys() & at.get(step, {}).keys() - {"update", "planned"}
         if twice and step < run[-1]["update"]:
             again = step <= run[0]["update"]
-            notes.append(f"a run {'began' if again else 'was resumed'} at step {step}")
+            note = f"a run {'began' if again else 'was resumed'} at step {step}"
+            notes.append(note + "; what is before it was not read" * again)
             run, at = ([] if again else run), {}
         if step not in at:
             at[step] = {}

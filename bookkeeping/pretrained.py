@@ -1,20 +1,42 @@
 """Can this model be trained to chat, and is it safe to load? If not, one sentence says why.
 
 A folder may come from anywhere. Only safetensors are loaded, and none of the model's own code. A
-model needs a chat template, an end-of-turn token, and a tokenizer that can write replies.
+model needs a chat template, an end-of-turn token, and a tokenizer that can write replies. Sampled
+token by token and trained on as a whole, it has to say the same: `check_passes` measures it.
 """
 
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from batch import collate
 from bookkeeping.records import printable
-from fast.machine import first_line, in_bfloat16, pick_device
-from policy import EMBEDDED, SMOLLM2, Policy, load_policy
+from fast import layers
+from fast.machine import (
+    first_line,
+    in_bfloat16,
+    longest_conversation,
+    out_of_memory,
+    pick_device,
+    which,
+)
+from fast.sampler import TorchSampler
+from policy import (
+    EMBEDDED,
+    SMOLLM2,
+    How,
+    PlainSampler,
+    Policy,
+    load_policy,
+    plain_forward,
+    rope_switch,
+)
+from rollout import Episode
 
 
 def load_checked(
@@ -115,3 +137,76 @@ def check_tokenizer(policy: Policy) -> None:
             f"it has no chat template, or one that fails ({printable(first_line(error))[:120]}); "
             "mend chat_template.jinja, or use an instruct version of the model"
         ) from None
+
+
+# ------------------------------------------------------------------- one text, read in several ways
+
+START, STEPS = 16, 4  # tokens before the first steps, and how many steps
+MOST_NATS = {True: 0.3, False: 1e-4}  # {bfloat16?: more than that per token is not rounding}
+ENOUGH = 64  # tokens, if a layer does the same however long the text is
+
+
+def check_passes(policy: Policy, cfg, prompt: list[int], turns: int | None, how: How) -> None:
+    """ValueError if this model would be sampled from one distribution and trained on another.
+
+    A text of the longest planned conversation's length, the first prompt again and again, is read
+    as it is sampled, near its start and at its end, and as it is trained on. Both are compared with
+    one plain pass over the whole text. turns: the most replies, if the environment says.
+    """
+    config = policy.lm.config.get_text_config()
+    longest = longest_conversation(cfg.env, cfg.max_tokens, len(prompt), turns)
+    n = min(longest, getattr(config, "max_position_embeddings", None) or longest)
+    switch = rope_switch(config) or n
+    if switch < n:
+        raise ValueError(
+            f"--model {policy.name}: its RoPE turns all tokens by other angles once a text has "
+            f"more than {switch}, and a conversation here may have {longest}: what was sampled "
+            "before would be trained on as something else; lower --max-tokens, or take another "
+            "model"
+        )
+    if layers.are_known(policy.lm.config):
+        n = min(n, ENOUGH)
+    other = "another model" if cfg.plain else "--plain, or another model"
+    try:
+        off = nats_off(policy, cfg, (prompt * (n // len(prompt) + 1))[:n], how)
+    except Exception as error:  # a model's code may raise anything
+        if out_of_memory(error):
+            raise
+        raise ValueError(
+            f"--model {policy.name}: it cannot read a text as it would be sampled or trained on "
+            f"({first_line(error)}); take {other}"
+        ) from None
+    way = max(off, key=off.get)
+    if off[way] > MOST_NATS[policy.bfloat16]:
+        raise ValueError(
+            f"--model {policy.name}: its tokens' log-probs {way} are {off[way]:.2g} nats from "
+            f"those of one plain pass over the whole text; take {other}"
+        )
+    layers.KEPT.clear()  # this copy of the weights is counted later, by fit_memory
+
+
+@torch.no_grad()
+def nats_off(policy: Policy, cfg, text: list[int], how: How) -> dict[str, float]:
+    """{where: nats per token that its log-probs differ by from those of one plain pass}."""
+    cuts = sorted({min(START, len(text) - STEPS), len(text) - STEPS})
+    engine, _ = which(cfg, policy.device, policy.n_parameters)
+    sampler = TorchSampler if engine == "torch" else PlainSampler
+    endless = sampler(replace(policy, stop_ids=frozenset()))
+    seeds = [[(0,), (1,)]] * len(cuts)
+    groups = endless.sample([text[:cut] for cut in cuts], 2, STEPS, 1.0, seeds)
+    episodes = [
+        Episode(
+            seed=0,
+            group=0,
+            token_ids=text[:cut] + sample.token_ids + text[cut + STEPS :],
+            sampled=[cut <= i < cut + STEPS for i in range(len(text))],
+            logprobs=[0.0] * cut + sample.logprobs + [0.0] * (len(text) - cut - STEPS),
+        )
+        for cut, samples in zip(cuts, groups)
+        for sample in samples
+    ]
+    batch = collate(episodes, 0, policy.device)
+    whole = plain_forward(policy, batch.ids, batch.mask).logprobs
+    trained = how.forward(policy, batch.ids, batch.mask, 1.0, False).logprobs
+    gap = lambda logprobs: (logprobs - whole).abs().mean().item()
+    return {"in sampling": gap(batch.sampler_logprobs), "in an update": gap(trained)}

@@ -50,6 +50,8 @@ PRINTED = (
     ("loss", "loss", "+.4f"),
 )
 
+MANY_PASSES = 10  # of SFT over its demonstrations; one to five are usual
+
 
 @contextmanager
 def may_fail():
@@ -578,6 +580,14 @@ def healthy_values(cfg: Config) -> str:
     # dr_grpo and dapo weight by length; the value of a log-prob is nowhere near 0, nor
     # is a KL term
     return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
+
+
+def passes_of_sft(found: dict, cfg: Config) -> str:
+    """How often SFT saw each demonstration, and whether that is much. found: what sft() returns."""
+    n = max(1, found["demonstrations"])
+    passes = cfg.sft_steps * cfg.sft_batch / n
+    many = ": it may know them by heart; lower --sft-steps" if passes > MANY_PASSES else ""
+    return f"SFT         {passes:.1f} passes over {n} demonstrations{many}"
 
 
 def probe_report(groups: list[list[Episode]], cfg: Config) -> list[str]:

@@ -239,7 +239,8 @@ def rolling(lines: list[dict]) -> dict:
 def layers(lines: list[dict]) -> list[dict]:
     """A series per habit that these lines of metrics.jsonl have: its share, stacked, in percent."""
     names = [name for name in HABITS if any(line.get(name) for line in lines)]
-    shares = 100 * np.array([[line.get(name, 0.0) for line in lines] for name in names])
+    shares = [[100 * line.get(name, 0.0) for line in lines] for name in names]
+    shares = np.array(shares).reshape(len(names), len(lines))
     tops = shares.cumsum(axis=0)
     updates = np.broadcast_to([line["update"] for line in lines], shares.shape)
     layers = np.stack([updates, shares, tops - shares, tops], axis=-1)  # [habits, updates, 4]

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from policy import rope_switch
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers these are
 
 
@@ -28,9 +30,13 @@ def attends_to_all(config) -> bool:
     """Does every layer attend to all earlier tokens, at angles that ignore the text's length?"""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    rope = getattr(config, "rope_parameters", None) or {}
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    return kinds == {DynamicLayer} and rope.get("rope_type") not in ("dynamic", "longrope")
+    return kinds == {DynamicLayer} and rope_switch(config) is None
+
+
+def are_known(config) -> bool:
+    """Are these the layers of this file? Then the length of a text changes nothing in them."""
+    return config.model_type in FAMILIES and attends_to_all(config)
 
 
 def layers_of(lm: torch.nn.Module) -> Iterator[dict]:

@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from batch import pieces
-from fast.layers import FAMILIES, attends_to_all, by_our_layers, only_lora_learns, written_out
+from fast.layers import are_known, attends_to_all, by_our_layers, only_lora_learns, written_out
 from policy import Output, Policy, logprobs_and_entropy, plain_forward
 
 CHUNK = 512  # tokens in the head at once
@@ -112,7 +112,7 @@ def by_the_model(lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.
 @torch.no_grad()
 def same_layers(lm: torch.nn.Module) -> bool:
     """Does fast/layers.py compute what the model computes? Measured, once."""
-    ids = torch.arange(1, 17, device=lm.device)[None] * 37 % lm.config.vocab_size
+    ids = torch.arange(1, 17, device=lm.device)[None] * 37 % lm.config.get_text_config().vocab_size
     none = ids.new_zeros(1)
     theirs, ours = (run(lm, ids[:, :0], ids, none)[0] for run in (by_the_model, by_our_layers))
     return bool((ours - theirs).abs().max() < 1e-3 * theirs.abs().max())
@@ -128,8 +128,7 @@ def knows(lm: torch.nn.Module) -> bool:
         not lm.training
         and lm.device.type == "cpu"
         and lm.dtype == torch.float32
-        and lm.config.model_type in FAMILIES
-        and attends_to_all(lm.config)
+        and are_known(lm.config)
         and only_lora_learns(lm)
         and same_layers(lm)
     )
@@ -262,7 +261,7 @@ def head_outputs(lm: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 def soft_cap(lm: torch.nn.Module) -> float | None:
     """No logit of Gemma 2 is larger."""
-    return getattr(lm.config, "final_logit_softcapping", None)
+    return getattr(lm.config.get_text_config(), "final_logit_softcapping", None)
 
 
 @lru_cache(maxsize=1)
@@ -273,7 +272,7 @@ def logit_scale(lm: torch.nn.Module) -> float:
     Each names it differently, so it is measured, once. ValueError if the model does something else
     with them.
     """
-    ids = torch.arange(1, 9, device=lm.device)[None] * 37 % lm.config.vocab_size
+    ids = torch.arange(1, 9, device=lm.device)[None] * 37 % lm.config.get_text_config().vocab_size
     own = head_outputs(lm, lm.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     logits = lm(input_ids=ids, use_cache=False).logits.float()
     scale = ((own * logits).sum() / (own * own).sum()).item()

@@ -506,9 +506,13 @@ TALK = {"letters": (1, 192), "alphabet": (3, 596), "swarm": (25, 4700)}
 MOST_TOKENS = 8192  # --micro-tokens, unless memory is short
 
 
-def longest_conversation(env: str, max_tokens: int) -> int:
-    """Tokens of the longest conversation, with replies of max_tokens."""
-    replies, between = TALK.get(env, (1, 3584))  # of your own environment nothing is known
+def longest_conversation(env: str, max_tokens: int, opening=3584, turns: int | None = None) -> int:
+    """Tokens of the longest conversation, with replies of max_tokens.
+
+    Of your own environment only two things are known: opening, the tokens of its first prompt, and
+    turns, the most replies, if it says so.
+    """
+    replies, between = TALK.get(env, (turns or 1, opening))
     return replies * max_tokens + between
 
 
@@ -617,12 +621,10 @@ def fit_memory(cfg, policy: Policy, opening: int, turns: int | None = None) -> s
     # and Adam's two moments; logits and other temporaries.
     copies = (1 + bool(cfg.async_rollouts or cfg.kl)) * width(policy.lm.parameters())
     room = free - copies - 3 * width(policy.trainable().values()) - 0.5
-    # Of your own environment only these are known, and nothing of what it says between the replies.
-    replies, given = TALK.get(cfg.env, (turns or 1, opening))
-    longest = replies * cfg.max_tokens + given
+    longest = longest_conversation(cfg.env, cfg.max_tokens, opening, turns)
     by_the_model = cfg.plain or cfg.gradient_checkpointing
     kept = kept_per_token(policy, SHORT + 1 if by_the_model else longest)
-    if kept * longest > room:
+    if kept * longest > room and not differs_in_training(policy.lm):
         cfg.gradient_checkpointing = True
     if cfg.gradient_checkpointing:
         kept = checkpointed(policy, kept)
@@ -649,13 +651,29 @@ def checkpointed(policy: Policy, kept: float) -> float:
     return one + shape.num_hidden_layers * shape.hidden_size * 4 / 2**30
 
 
+@torch.no_grad()
+def differs_in_training(lm: torch.nn.Module) -> bool:
+    """Does training mode change what the model computes: by dropout, or by anything else?
+
+    Wherever it is written: a model that drops something draws random numbers, even in a pass that
+    happens to drop nothing.
+    """
+    ids = torch.arange(1, 17, device=lm.device)[None]
+    random_states = lambda: [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    outside, before = lm(input_ids=ids, use_cache=False).logits, random_states()
+    lm.train()
+    inside = lm(input_ids=ids, use_cache=False).logits
+    lm.eval()
+    drew = not all(map(torch.equal, before, random_states()))
+    return drew or bool((inside - outside).abs().max() > 0.05 * outside.abs().max())
+
+
 def checkpoint_activations(policy: Policy) -> None:
     """Keep only each layer's input for the backward pass.
 
     ValueError if the model has dropout.
     """
-    shares = [layer.p for layer in policy.lm.modules() if isinstance(layer, torch.nn.Dropout)]
-    if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
+    if differs_in_training(policy.lm):
         raise ValueError(
             "--gradient-checkpointing: it would also turn on this model's dropout; leave it out, "
             "or set dropout to 0"

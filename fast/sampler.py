@@ -25,8 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from fast.layers import (
-    FAMILIES,
-    attends_to_all,
+    are_known,
     folded_layers,
     forward,
     product,
@@ -406,9 +405,9 @@ def make_decoder(policy: Policy) -> Decoder:
 
     Its `why` is a line that says which one it is, and why.
     """
-    kind = policy.lm.config.model_type
     # A window, or angles that change with the text, would not show in a short test prompt.
-    if kind not in FAMILIES or not attends_to_all(policy.lm.config):
+    if not are_known(policy.lm.config):
+        kind = policy.lm.config.model_type
         why = f", which does not know {kind}, or not with this window or RoPE"
         return PlainDecoder(policy, why)
     fast = FastDecoder(policy)
@@ -426,7 +425,8 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
     How far a sampled token's log-prob is off, on average over 4 prompts of 16 tokens and 4 steps.
     Sampled, because bfloat16 rounds a logit of 20 by 0.06, even of a token that is never sampled.
     """
-    text = torch.arange(1, 81, device=policy.device).view(4, 20) * 37 % policy.lm.config.vocab_size
+    vocabulary = policy.lm.config.get_text_config().vocab_size
+    text = torch.arange(1, 81, device=policy.device).view(4, 20) * 37 % vocabulary
 
     def own(padding: int) -> torch.Tensor:  # [4, 5, V]
         ids, seen = (F.pad(x, (padding, 0)) for x in (text, torch.ones_like(text)))

@@ -65,6 +65,42 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers":
 SIZES_OF_GPT2 = {"vocab_size": 1024, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4}
 # vLLM's attention on a CPU takes no heads that are less than 32 wide
 WIDE = {"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 4096}
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+LONGROPE = SMALL | {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4} | FACTORS}
+GEMMA3 = SMALL | {"head_dim": 8, "sliding_window": 16}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+LINEAR = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+ROUTER = {"output_router_logits": True}  # left behind by fine-tuning
+SIZES_OF_OPT = {
+    "vocab_size": 1024,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+MAMBA_AND_ATTENTION = {
+    "mamba_d_ssm": 32,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
 CONFIGS = {  # kind: (transformers' config, its arguments)
     "qwen3": ("Qwen3", SMALL | TIED | {"head_dim": 8}),
     # experts are one tensor in memory, and one file entry each on the hub
@@ -96,6 +132,29 @@ CONFIGS = {  # kind: (transformers' config, its arguments)
     "qwen3_wide": ("Qwen3", SMALL | TIED | WIDE),
     "llama_wide": ("Llama", SMALL | UNTIED | WIDE),
     "gpt2": ("GPT2", SIZES_OF_GPT2),  # learned positions, LayerNorm, other names
+    # ---- models whose log-probs could differ between sampling and training (test_policy.py)
+    "longrope": ("Phi3", LONGROPE | {"original_max_position_embeddings": 64}),
+    "longrope_far": ("Phi3", LONGROPE | {"original_max_position_embeddings": 400}),
+    "dynamic_at_64": (
+        "Llama",
+        SMALL | UNTIED | {"rope_parameters": DYNAMIC | {"original_max_position_embeddings": 64}},
+    ),
+    "yarn": ("Qwen2", SMALL | TIED | {"rope_parameters": DYNAMIC | {"rope_type": "yarn"}}),
+    "gpt_neox": ("GPTNeoX", SMALL | {"rotary_pct": 0.25}),  # a quarter of each head is rotated
+    "bloom": ("Bloom", {"vocab_size": 1024, "hidden_size": 32, "n_layer": 2, "n_head": 4}),  # ALiBi
+    "gemma3_text": ("Gemma3Text", GEMMA3),
+    "gemma3": ("Gemma3", {"text_config": GEMMA3, "vision_config": VISION}),
+    "qwen3_5": ("Qwen3_5", {"text_config": SMALL | LINEAR}),
+    "moe_router_loss": ("Qwen3Moe", SMALL | TIED | MoE | {"head_dim": 8} | ROUTER),
+    "mixtral_router_loss": ("Mixtral", SMALL | {"num_local_experts": 4} | ROUTER),
+    "mixtral_jitter": ("Mixtral", SMALL | {"num_local_experts": 4, "router_jitter_noise": 0.1}),
+    "opt": ("OPT", SIZES_OF_OPT | {"dropout": 0.1}),
+    "opt_layerdrop": ("OPT", SIZES_OF_OPT | {"dropout": 0.0, "layerdrop": 0.1}),
+    "granite_dropout": ("Granite", SMALL | TIED | {"attention_dropout": 0.1}),
+    "mamba": ("Mamba", {"vocab_size": 1024, "hidden_size": 32, "num_hidden_layers": 2}),
+    "falcon_h1": ("FalconH1", SMALL | MAMBA_AND_ATTENTION),
+    "llama4": ("Llama4", {"text_config": SMALL | {"num_local_experts": 2, "head_dim": 8}}),
+    "tuples": ("Llama", SMALL | UNTIED | {"return_dict": False}),
 }
 TOKENS = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": None, "initializer_range": 0.2}
 

@@ -241,6 +241,22 @@ def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
     assert "Found wrong: lost at update 30: since SFT" in found
 
 
+def test_what_a_run_said_itself_is_said_again_and_what_was_not_checked_is_listed(tmp_path):
+    template = "the prompts are not written as those of SFT: token 3 on; make both alike"
+    state = {"warnings": {"template": f"update 2: {template}", "solved": "update 25: all equal"}}
+    write_lines(tmp_path / "metrics.jsonl", made_up())
+    write_lines(tmp_path / "evals.jsonl", [])
+    (tmp_path / "config.json").write_text(json.dumps(vars(Config())))
+    assert doctor.answer(doctor.of_ours(tmp_path))["nothing_found"]
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "state.json").write_text(json.dumps(state))
+    found = doctor.answer(doctor.of_ours(tmp_path))
+    ((name, step, cure),) = [(one["name"], one["step"], one["cure"]) for one in found["symptoms"]]
+    assert (name, step, cure) == ("template", 2, "make both alike")
+    assert found["nothing_found"] == "" and {"kl_ref", "prompts"} <= found["not_logged"].keys()
+    assert "step 2: template: the prompts are not" in doctor.text(found)
+
+
 def flat_run(rng, n: int, looks: int, paid_in_parts: bool) -> list[dict]:
     """A run that SFT helps and GRPO does nothing to.
 

@@ -3,13 +3,16 @@ where an episode broke; and that the line about a training batch is what its epi
 interval over tasks and not over episodes.
 """
 
+from unittest.mock import MagicMock
+
 import pytest
 
 import metrics
+import train
 from bookkeeping import tables
 from bookkeeping.again import print_components
 from bookkeeping.records import lines
-from bookkeeping.run import probe_report, record_evaluation
+from bookkeeping.run import passes_of_sft, probe_report, record_evaluation
 from evaluate import eval_line, summarize
 from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
@@ -185,3 +188,19 @@ def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
     any_right = metrics.mean([float(any(g)) for g in groups])
     assert told[2] == "different   1.0 of 2 replies to a task"
     assert told[5] == f"pass@2      {any_right}"
+
+
+def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypatch, capsys):
+    rollouts = MagicMock(batch=lambda update, level: rollouts.task_seeds(update))
+    cfg = Config(num_tasks=3, eval_n=5, sft_steps=50, sft_batch=8, difficulty=2)
+    shown = {"demonstrations": 11, "beyond_context": 0, "too_long": 0}
+    monkeypatch.setattr(train, "prepare", lambda *_: (cfg, MagicMock(), print, rollouts))
+    monkeypatch.setattr(train, "how_to_compute", lambda *_: None)
+    monkeypatch.setattr(train, "sft", lambda *_: shown)
+    monkeypatch.setattr(train, "compute_advantages", lambda *_: None)
+    monkeypatch.setattr(train, "probe_report", lambda seeds, cfg: seeds)
+    train.probe(cfg, set())
+    warning, *seeds = capsys.readouterr().out.splitlines()
+    assert "36.4 passes over 11 demonstrations: it may know them by heart" in warning
+    assert [int(seed) for seed in seeds] == dev_seeds(cfg)[:3]
+    assert passes_of_sft(shown | {"demonstrations": 100}, cfg).endswith("100 demonstrations")

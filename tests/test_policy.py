@@ -10,13 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bookkeeping.pretrained import load_checked
+from bookkeeping.pretrained import check_passes, load_checked
 from fast import machine as plan
 from fast.logprobs import knows, logit_scale, token_logprobs
 from fast.machine import checkpoint_activations, choose_model, out_of_memory, pick_device
+from fast.sampler import TorchSampler
 from helpers import assert_one_sentence, random_rows, write_folder
-from policy import PICO, PICO_SWARM
+from policy import PICO, PICO_SWARM, PlainSampler
+from settings import Config
 from steps import assert_close, gradients, snapshot
+from train import how_to_compute
 
 
 def loss_of(policy, seed: int = 0) -> torch.Tensor:
@@ -75,10 +78,71 @@ def test_checkpointing_runs_layers_again_and_learning_frees_what_it_needed(load,
 
 def test_checkpointing_refuses_a_model_with_dropout(load):
     policy = load("qwen3")
-    policy.lm.config.attention_dropout = 0.1
+    policy.lm.base_model.layers[1].self_attn.attention_dropout = 0.1
     with pytest.raises(ValueError, match="this model's dropout"):
         checkpoint_activations(policy)
     assert not policy.checkpointing
+
+
+# {kind of tests/conftest.py: (what its refusal must say, or "": it trains at rounding; does
+# gradient checkpointing leave its log-probs alone?)}. {kind}_0: all weights learn.
+ODD_MODELS = {
+    "longrope": ("once a text has more than 64", True),
+    "dynamic_at_64": ("once a text has more than 64", True),
+    "longrope_far": ("", True),
+    "llama_dynamic": ("", True),
+    "yarn": ("", True),
+    "gpt_neox": ("", True),
+    "bloom": ("", True),
+    "gemma2": ("", True),
+    "gemma3_text": ("", True),
+    "gemma3": ("", True),
+    "qwen3_5": ("", True),
+    "moe_router_loss": ("", True),
+    "mixtral_router_loss": ("", True),
+    "mixtral_jitter": ("", False),
+    "opt": ("", False),
+    "opt_layerdrop": ("", False),
+    "granite_dropout": ("", False),
+    "gpt2": ("", False),
+    "lfm2": ("", True),
+    "falcon_h1_0": ("", True),
+    "mamba_0": ("take --plain", True),
+    "llama4": ("it cannot read a text", True),
+    "tuples": ("it cannot read a text", None),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ODD_MODELS)
+def test_a_model_trains_on_what_it_samples_or_is_refused_in_one_sentence(load, name, plain):
+    kind, _, rank = name.partition("_0")
+    says, quiet = ODD_MODELS[name]
+    policy = load(kind, 0 if name.endswith("_0") else 4)
+    cfg = Config(env="mine.py:Mine", max_tokens=60, plain=plain)
+    how = how_to_compute(cfg, policy)
+    prompt = torch.randint(11, 1000, (40,)).tolist()
+    if says and not (plain and kind in ("mamba", "llama4")):  # these may be sampled plainly
+        with pytest.raises(ValueError, match=says) as error:
+            check_passes(policy, cfg, prompt, 1, how)
+        assert_one_sentence(error)
+        return
+    check_passes(policy, cfg, prompt, 1, how)
+    # Rows of several lengths, as in a run: short of the longest, and with a group's prompt.
+    sampler = PlainSampler(policy) if plain else TorchSampler(policy)
+    prompts = [prompt, prompt[:7]]
+    groups = sampler.sample(prompts, 2, 12, 1.0, [[(g, i) for i in range(2)] for g in range(2)])
+    for prompt, samples in zip(prompts, groups):
+        for sample in samples:
+            ids = torch.tensor([prompt + sample.token_ids] * 2)
+            mask = (torch.arange(ids.shape[1] - 1) >= len(prompt) - 1).repeat(2, 1)
+            trained = how.forward(policy, ids, mask, 1.0, False).logprobs
+            assert (trained - torch.tensor(sample.logprobs * 2)).abs().max() < 1e-4
+    if quiet:
+        checkpoint_activations(policy)
+        return
+    with pytest.raises(ValueError, match="this model's dropout"):
+        checkpoint_activations(policy)
 
 
 # --------------------------------------------------------------------------------------- loading

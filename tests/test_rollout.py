@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 import env_alphabet as alphabet
 import rollout
@@ -165,7 +165,7 @@ def policy_with(kind: str, family: str) -> SimpleNamespace:
     tokenizer.train_from_iterator([WORDS] * 20, trainer(**args, **more, show_progress=False))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=stop)
     fast.chat_template = template
-    lm = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4096))
+    lm = SimpleNamespace(config=PreTrainedConfig(max_position_embeddings=4096))
     stops = frozenset([fast.convert_tokens_to_ids(stop)])
     return SimpleNamespace(tokenizer=fast, stop_ids=stops, lm=lm, name=kind, today="")
 
