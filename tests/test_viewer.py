@@ -185,8 +185,7 @@ def test_words_explain_themselves_and_the_habits_are_stacked(page, plain):
     assert {"log-prob", "nats", "policy version"} <= {*texts(page, "#scale .term, #samples .term")}
     js(page, "one('#charts .term').focus()")
     assert "GRPO learn" in text(page, "#tip")
-    code = "return all('figure').find(f => f.innerText.startsWith('habits')).innerHTML"
-    habits = js(page, code)
+    habits = js(page, "return all('figure').find(f => f.innerText.match('habits')).innerHTML")
     assert habits.count('class="layer"') == 2 and "light-dark(#8cc3ec,#1f5f98)" in habits
     assert habits.index("answers at once") < habits.index("spells it out")  # as they lie
 
