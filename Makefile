@@ -67,7 +67,7 @@ SHOWCASE := results/showcase
 NOTEBOOK := docs/first_run.ipynb
 showcase: .venv-all/installed
 	rm -rf $(RUNS)/showcase
-	$(PY) train.py --env letters --difficulty 6 --seed 0 --no-eval-other-tiers --no-wandb --runs $(RUNS) --name showcase $(FLAGS)
+	$(PY) train.py --env letters --difficulty 6 --seed 0 --no-wandb --runs $(RUNS) --name showcase $(FLAGS)
 	mkdir -p $(SHOWCASE)
 	cd $(RUNS)/showcase && cp config.json metrics.jsonl evals.jsonl summary.json report.md report.html curves.png $(abspath $(SHOWCASE))
 	$(if $(NOTEBOOK),$(PY) -m nbconvert --to notebook --execute --inplace $(NOTEBOOK))

@@ -365,17 +365,12 @@ def evaluate(weights: dict, stage: str) -> None:
     p = sum(e.reward for e in episodes) / n
     low, high = interval_of(p, n)
     spelt = sum(spells_it_out(e.text) for e in episodes) / n
-    shown = [
-        f"Task {name}, reward {e.reward:.0f}: {e.text}\n"
-        for name, e in zip("AB", episodes[-2:])
-    ]
     print(
         f"{stage:10}  exact {p:5.1%} [{low:5.1%}, {high:5.1%}]  n = {n}  "
-        f"spells it out {spelt:4.0%}",
-        *shown,
-        sep="\n",
-        flush=True,
+        f"spells it out {spelt:4.0%}"
     )
+    for name, e in zip("AB", episodes[-2:]):
+        print(f"Task {name}, reward {e.reward:.0f}: {e.text}\n", flush=True)
 
 
 def interval_of(p: float, n: int) -> tuple[float, float]:

@@ -261,8 +261,10 @@ def evaluations(title: str, evals: list[dict]) -> list[dict]:
     """One section, with a row per evaluation and task set, a column per measure; or none."""
     known = dict.fromkeys(name for e in evals for name in measures(e))
     names = [*goals(evals), *(name for name in (*OVER_TIME, *own_parts(known)) if name in known)]
-    cells = lambda e: [cell(name, values(e, name)) for name in names]
-    rows = [[moment(e), called(e), str(len(e["reward"])), *cells(e)] for e in evals]
+    rows = [
+        [moment(e), called(e), str(len(e["reward"])), *(cell(n, values(e, n)) for n in names)]
+        for e in evals
+    ]
     head = ["", "tasks", "n", *map(label, names)]
     return [section(title, [GREEDY], head, rows, folded=True)] if evals else []
 
@@ -290,8 +292,9 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     """What the data shows, each sentence with its numbers."""
     warnings = summary.get("warnings")
     if warnings is None:  # the run is still going
-        judged = doctor.of_run(evals, summary["config"].get("sft_steps", 0))
-        symptoms = doctor.look_at(lines, judged)
+        symptoms = doctor.look_at(
+            lines, doctor.of_run(evals, summary["config"].get("sft_steps", 0))
+        )
         warnings = {name: f"update {update}: {why}" for name, (update, why) in symptoms.items()}
     sentences = [f"Found wrong: {name} at {why}." for name, why in warnings.items()]
     if not lines:
@@ -332,7 +335,6 @@ def training_reward(lines: list[dict]) -> str:
 def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
     """Development tasks: exact answers, mean reward. Updates: reward, habits, length, signal,
     entropy."""
-    each = points(lines, "reward", "reward_low", "reward_high")
     marks = [
         [line["update"], str(line["level"])]
         for before, line in zip(lines, lines[1:])
@@ -345,7 +347,14 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
         ),
         chart(
             "training reward",
-            [rolling(lines), {"name": "each update", "points": each, "plain": True}],
+            [
+                rolling(lines),
+                {
+                    "name": "each update",
+                    "points": points(lines, "reward", "reward_low", "reward_high"),
+                    "plain": True,
+                },
+            ],
             marks=marks,
         ),
         chart("habits of the sampled replies", layers(lines), "%", stacked=True),

@@ -280,13 +280,14 @@ class Run:
 
     def log_evaluation(self, policy, groups, tasks: str, trained: bool, stage: str) -> None:
         """Record an evaluation of one set of tasks; also in wandb."""
-        done = self.state.updates
-        found = record_evaluation(self.folder, policy, groups, tasks, trained, stage, done)
+        found = record_evaluation(
+            self.folder, policy, groups, tasks, trained, stage, self.state.updates
+        )
         if self.wandb:
             # It has one row per update, and before and after SFT are both update 0.
             when = "before" if stage == "before" else "eval"
             means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
-            log_wandb(self.wandb, {"update": done, **means})
+            log_wandb(self.wandb, {"update": self.state.updates, **means})
 
     def look_at_evaluations(self) -> None:
         """Let the doctor see them."""

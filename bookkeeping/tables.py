@@ -271,8 +271,15 @@ def draw_chart(ax, chart: dict) -> None:
         alpha, name = (1, s["name"]) if chart["stacked"] else (0.16, None)
         ax.fill_between(x, low, high, alpha=alpha, lw=0, color=colour, label=name)
         if not chart["stacked"]:  # its layers are all there is to see
-            marker = "o" if len(x) <= 30 else ""
-            ax.plot(x, y, marker=marker, c=colour, lw=width, ms=2 * width, label=s["name"])
+            ax.plot(
+                x,
+                y,
+                "o-" if len(x) <= 30 else "-",
+                color=colour,
+                lw=width,
+                ms=2 * width,
+                label=s["name"],
+            )
     for update, words in chart["marks"]:
         ax.axvline(update, color="black", ls="--", lw=1)
         ax.text(update, 0.02, f" {words}", transform=ax.get_xaxis_transform())

@@ -171,8 +171,8 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
     assert len(rows) == 4 and rows[1].startswith("tier 6trained0.0%[0.0, 5.7]reward")
     opened = text(page, "#status")
     assert opened.startswith("update 20 (final): task ") and opened.endswith(" of 8, 1 sample.")
-    first, *_, last = texts(page, "#history button")  # of a task that was wrong and now is right
-    assert (first, last) == ("before SFT: 0", "20 (final): 1")
+    first, *_, last = texts(page, "#history button")  # of the task whose reward rose most
+    assert (first, last) == ("before SFT: 0.25", "20 (final): 1")
     assert texts(page, "#tables h3") == ["Observations (computed)"]
     assert texts(page, "#tables summary") == ["Evaluation", "Trajectory"]
     assert texts(page, "#samples .calls") == [] and js(page, "return one('#prompt details').open")
@@ -183,10 +183,9 @@ def test_words_explain_themselves_and_the_habits_are_stacked(page, plain):
     terms = set(texts(page, "#charts .term"))
     assert {"entropy", "nats", "groups with signal"} <= terms
     assert {"log-prob", "nats", "policy version"} <= {*texts(page, "#scale .term, #samples .term")}
-    js(page, "one('#charts .term').focus()")
+    js(page, "one('#charts .term').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
     assert "GRPO learn" in text(page, "#tip")
-    code = "return all('figure').find(f => f.innerText.startsWith('habits')).innerHTML"
-    habits = js(page, code)
+    habits = js(page, "return all('figure').find(f => f.innerText.match('habits')).innerHTML")
     assert habits.count('class="layer"') == 2 and "light-dark(#8cc3ec,#1f5f98)" in habits
     assert habits.index("answers at once") < habits.index("spells it out")  # as they lie
 
