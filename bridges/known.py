@@ -34,6 +34,7 @@ argument as for --env it shows a task of that, and with `reasoning_gym` the name
 """
 
 import ast
+import asyncio
 import copy
 import hashlib
 import json
@@ -136,6 +137,8 @@ def answer_of(reply: str, think: bool) -> str | None:
 
 def marks_of(value) -> dict[str, float]:
     """What a scorer returned, as the entries of a score. Raises anything if it cannot be one."""
+    if asyncio.iscoroutine(value):  # an async def, as TRL takes them
+        value = asyncio.run(value)
     marks = dict(value) if isinstance(value, dict) else {"reward": value}
     marks = {str(name): float(mark) for name, mark in marks.items()}
     if not math.isfinite(marks["reward"]):
