@@ -210,8 +210,6 @@ def score_reply(
 ) -> dict[str, float]:
     """The reward and its components, all in [0, 1].
 
-    If you change one thing here, change this function: it decides what is learnt.
-
         the reply                              partial              binary
         has no single well-formed answer       0                    0
         thinks, although --no-think is set     0                    0

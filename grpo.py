@@ -59,8 +59,6 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     would count differently in the turns before it. Episodes of a group may differ in
     their number of turns; one that has ended is compared by its last turn. Failed
     episodes get 0, and do not count in the means.
-
-    If you change one thing in this repository, change this function.
     """
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). So dr_grpo, that paper's loss, never does it; --no-normalize
@@ -196,8 +194,11 @@ LOSSES = {
     # Yu 2025, eq. 8
     "dapo": Loss(clipped_surrogate, clip=(0.2, 0.28)),
     # Zheng 2025, eq. 5
-    "gspo": Loss(clipped_surrogate, "episode", clip=(3e-4, 4e-4), weight="episode"),
-    # MiniMax-M1 2025, eq. 4, with dapo's ε_high; 1 - 1 is no lower bound
+    "gspo": Loss(
+        clipped_surrogate, ratio="episode", clip=(3e-4, 4e-4), weight="episode"
+    ),
+    # MiniMax-M1 2025, eq. 4, with dapo's ε_high; ε = 1 is no lower
+    # bound, since a ratio is never below 0
     "cispo": Loss(cispo, clip=(1.0, 0.28)),
 }
 
@@ -243,7 +244,7 @@ def update(
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
             now = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
-            set_old_logprobs(batch, now, cfg)  # at a batch's first pass
+            correct_for_age(batch, now, cfg)  # at a batch's first pass
             ratio = RATIOS[spec.ratio](batch, now)  # [M]
             gain = spec.gain(batch, now, ratio, spec.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, now, cfg, how)  # [M]
@@ -319,10 +320,12 @@ IMPORTANCE = ("clip", "none", "token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
 
 
-def set_old_logprobs(batch: Batch, now: Output, cfg) -> None:
+def correct_for_age(batch: Batch, now: Output, cfg) -> None:
     """At the first pass: what the ratio divides by, and what old samples weigh.
 
-    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs.
+    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs, and
+    multiplies batch.weights by the latter: in the gain and in the KL a token weighs
+    what its sample does.
 
     Samples are off-policy if they come from an older policy (--async-rollouts), or from
     the same weights computed in another way (vLLM in bfloat16). --importance chooses
@@ -371,7 +374,7 @@ def importance_weights(
 
 
 def token_ratio(batch: Batch, now: Output) -> torch.Tensor:
-    """Each token's probability now, over the old one (set_old_logprobs): [M]."""
+    """Each token's probability now, over the old one (correct_for_age): [M]."""
     return (now.logprobs - batch.old_logprobs).exp()
 
 

@@ -140,7 +140,9 @@ def main(seed: int, updates: int) -> None:
     # Each update takes the next TASKS tasks; a seed has enough for 100,000 updates.
     first = seed * 100_000 * TASKS
     if not 0 <= first <= SFT_SEEDS[0] - updates * TASKS:
-        sys.exit("pico.py: --seed must be at least 0, and stop short of SFT's tasks")
+        sys.exit(
+            f"pico.py: --seed: choose 0 to {SFT_SEEDS[0] // (100_000 * TASKS) - 1}"
+        )
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
     for name, shown in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two

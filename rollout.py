@@ -88,7 +88,7 @@ def end_on_failure(episode: Episode):
     """A failure in this block ends only this episode, which then has no score."""
     try:
         yield
-    except (EnvironmentFailed, ValueError) as error:  # the template raises ValueError
+    except (EnvironmentFailed, ValueError) as error:  # ValueError: of the template, too
         episode.stop_reason, episode.error = "error", str(error)
 
 
@@ -123,8 +123,8 @@ def play(
 
     max_tokens limits one turn. The same (sample_seed, task seed, member, turn) draws
     the same random numbers, whatever else is in the batch. An environment that raises
-    EnvironmentFailed ends only its own episode. Raises FloatingPointError if the
-    policy's log-probs are no longer finite.
+    EnvironmentFailed or ValueError ends only its own episode (Episode.error). Raises
+    FloatingPointError if the policy's log-probs are no longer finite.
     """
     if not task_seeds:  # more processes than tasks: this one has none
         return []

@@ -14,9 +14,7 @@ import random
 from collections.abc import Callable
 
 from batch import collate, cut
-from grpo import (
-    take_step,
-)  # gradients add up, are clipped, and a step is taken: as in RL
+from grpo import take_step  # gradients add up, are clipped, and a step is taken
 from policy import PLAIN, How, Policy, adam, set_learning_rate
 from rollout import Episode, context_of, expert_episode
 
@@ -110,8 +108,11 @@ def sft_batches(
 ) -> list[list[Episode]]:
     """`steps` batches: passes over all episodes, each in a new order, cut into batches.
 
-    A batch may hold the end of one pass and the beginning of the next.
+    A batch may hold the end of one pass and the beginning of the next. ValueError if
+    there are no episodes.
     """
+    if steps and not episodes:
+        raise ValueError("SFT: there is no demonstration to learn from")
     rng = random.Random(seed)
     queue = []
     while len(queue) < steps * batch_size:

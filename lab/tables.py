@@ -344,6 +344,24 @@ TABLES: dict[str, Callable[[], str]] = {
             "work": work,
         },
     ),
+    "why_letters": lambda: made(  # who samples: the start, or the policy as it is
+        stages(
+            "letters",
+            start="the warm-up alone",
+            sft_states="more of the warm-up's demonstrations",
+            rft="RFT: samples of the warm-up, drawn once, the right ones imitated",
+            selection="REINFORCE: the same, drawn anew in every update",
+            grpo="GRPO: anew, and compared with their group",
+            sft_derives="imitation of 100 demonstrations that spell",
+        ),
+        {
+            "letters, tier 6": "{what}",
+            "seeds": seeds,
+            "exactly right": bold(exact()),
+            "GRPO minus this": gain("grpo"),
+            "work": work,
+        },
+    ),
     "letters_no_thinking": lambda: made(
         arms("letters", "no_think", "no_think_partial"),
         {

@@ -40,6 +40,9 @@ def main(model: str = str(PICO), updates: str = "20") -> None:
         # 4 look
         reward = sum(e.reward for e in episodes) / len(episodes)
         print(f"update {number + 1}  reward {reward:.2f}  grad_norm {result.grad_norm:.2f}")
+        failed = [e.error for e in episodes if e.stop_reason == "error"]
+        if failed:  # an environment raised ValueError or EnvironmentFailed
+            print(f"  {len(failed)} episodes failed: {failed[0]}")
 
 
 if __name__ == "__main__":
