@@ -133,6 +133,8 @@ REFUSED = [  # (flags, what is said)
     ({"sft_style": "cot"}, "--sft-style cot: "),
     ({"env": "alphabet", "sft_style": "cot"}, "--sft-style cot: "),
     ({"env": "swarm", "sft_style": "wizard"}, "--sft-style wizard: "),
+    ({"engine": "vllm", "async_rollouts": 1}, "--engine vllm: vLLM is not installed"),
+    ({"lr": 10.0}, "--lr 10.0: must be at most 1"),
     ({"sync_every": 2, "async_rollouts": 1}, "--sync-every 2: the second process always samples"),
     ({"set": ["difficulty=1"]}, "letters has no such setting; it is the flag --difficulty"),
     ({"set": ["tier=1"]}, "letters has no such setting; leave it out"),
@@ -143,6 +145,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
     """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
+    monkeypatch.setattr(refusals.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
     heard = []
     for flags, told in REFUSED:

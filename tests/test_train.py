@@ -237,8 +237,8 @@ train.update = update
     ("--model no_such_model", "--model no_such_model"),
     ("--model /no/such/folder", "--model /no/such/folder"),
     ("--model nobody/nothing-here", "--model nobody/nothing-here"),
-    ("--resume runs/never-was", "--resume runs/never-was"),
-    ("--eval-only runs/never-was", "--eval-only runs/never-was"),
+    ("--resume runs/never-was", "/runs/never-was"),  # as a whole path
+    ("--eval-only runs/never-was", "/runs/never-was"),
     ("--held-out", "--eval-only"),
     ("--until-converged --updates 9 --max-updates 8", "--max-updates 8"),
     ("--seed 1250", "0 to 1249"),
