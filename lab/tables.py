@@ -319,6 +319,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
             sft_states="the same demonstrations, for as many tokens as GRPO",
+            rft="its own right answers, drawn once and imitated, no RL",
             grpo="**GRPO after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
         ),

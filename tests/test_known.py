@@ -288,6 +288,8 @@ class Mark:
     x: float
 def half(answer, row):
     return {"reward": Mark(0.5 * (int(answer) == row["b"]["c"])).x, "close": 1}
+async def later(answer, row):
+    return half(answer, row)
 def odd(answer, row):
     if answer in ("exit", "cancel"):
         raise SystemExit if answer == "exit" else CancelledError
@@ -297,10 +299,11 @@ def odd(answer, row):
 """)
     rows = [{"prompt": f"{i}?", "answer": "?", "b": {"c": 3}} for i in range(30)]
     file = write(tmp_path / "rows.jsonl", rows)
-    env = env_of(file, f",scorer={tmp_path}/mine.py:half")
-    env.reset(0)
     marks = {"reward": 0.5, "exact": 0, "close": 1, "format": 1, "found": 0, "scorer_failed": 0}
-    assert scored(env, "3") == marks and scored(env, "three") == FAILED
+    for name in ("later", "half"):
+        env = env_of(file, f",scorer={tmp_path}/mine.py:{name}")
+        env.reset(0)
+        assert scored(env, "3") == marks and scored(env, "three") == FAILED
     assert "ValueError" in capsys.readouterr().err
     env = refusals.guarded(lambda: env_of(file, f",scorer={tmp_path}/mine.py:odd"))
     env.env.seconds = 0.3
