@@ -318,8 +318,8 @@ TABLES: dict[str, Callable[[], str]] = {
         stages(
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
-            sft_states="the same demonstrations, for as many tokens as GRPO",
-            rft="its own right answers, drawn once and imitated, no RL",
+            sft_states="the same demonstrations, for as much work as GRPO",
+            rft="its own right answers, drawn once, no RL (half the work)",
             grpo="**GRPO after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
         ),
