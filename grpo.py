@@ -197,8 +197,8 @@ LOSSES = {
     "gspo": Loss(
         clipped_surrogate, ratio="episode", clip=(3e-4, 4e-4), weight="episode"
     ),
-    # MiniMax-M1 2025, eq. 4, with dapo's ε_high; ε = 1 is no lower
-    # bound, since a ratio is never below 0
+    # MiniMax-M1 2025, eq. 4, with dapo's ε_high. ε = 1: a ratio is never below 0, so
+    # there is no lower bound
     "cispo": Loss(cispo, clip=(1.0, 0.28)),
 }
 

@@ -103,23 +103,6 @@ def copy_weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.trainable().items()}
 
 
-def rope_switch(config) -> int | None:
-    """The length in tokens beyond which RoPE turns *all* tokens of a text differently.
-
-    Two kinds of RoPE, longrope and dynamic, look at the length of the whole text. What
-    was sampled below that length is read differently once the text is longer.
-    """
-    text = config.get_text_config()
-    ropes = getattr(text, "rope_parameters", None) or {}
-    ropes = [ropes, *ropes.values()]  # Gemma 3 has one for each kind of layer
-    switches = [
-        rope.get("original_max_position_embeddings") or text.max_position_embeddings
-        for rope in ropes
-        if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope")
-    ]
-    return min(switches, default=None)
-
-
 @contextmanager
 def with_weights(policy: Policy, weights: dict[str, torch.Tensor]):
     """A context: inside it the policy has these weights, say those of a reference."""
@@ -205,6 +188,23 @@ def find_stops(tokenizer, model: torch.nn.Module) -> frozenset[int]:
     # (Qwen2.5's base models: <|im_end|> in the template, <|endoftext|> in the configs).
     ends |= {read_template(tokenizer).end} - {None}
     return frozenset(ends)
+
+
+def rope_switch(config) -> int | None:
+    """The length in tokens beyond which RoPE turns *all* tokens of a text differently.
+
+    Two kinds of RoPE, longrope and dynamic, look at the length of the whole text. What
+    was sampled below that length is read differently once the text is longer.
+    """
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    ropes = [ropes, *ropes.values()]  # Gemma 3 has one for each kind of layer
+    switches = [
+        rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        for rope in ropes
+        if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min(switches, default=None)
 
 
 def lora_config(config, rank: int, alpha: int):

@@ -108,11 +108,8 @@ def sft_batches(
 ) -> list[list[Episode]]:
     """`steps` batches: passes over all episodes, each in a new order, cut into batches.
 
-    A batch may hold the end of one pass and the beginning of the next. ValueError if
-    there are no episodes.
+    A batch may hold the end of one pass and the beginning of the next.
     """
-    if steps and not episodes:
-        raise ValueError("SFT: there is no demonstration to learn from")
     rng = random.Random(seed)
     queue = []
     while len(queue) < steps * batch_size:

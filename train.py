@@ -67,7 +67,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    print(f"{healthy_values(cfg)}; 0.5s + 0.2s are the times to sample and to train")
+    print(f"{healthy_values(cfg)}; …s + …s are the times to sample and to train")
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
         # fast/ahead.py gives the sampler the new weights, then calls rollout.play.

@@ -103,9 +103,9 @@ TRAJECTORY = (
 )
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
+LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
-LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
@@ -123,6 +123,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         }
     trained = [e for e in evals if e["trained"] and e["stage"] != "before"]
     sft, final = records.same_tasks(*trained)
+    gains = {"gain": "exact", "gain_reward": "reward"}
     return {
         "env": config["env"],
         "model": config["model"] if config["model"] != "auto" else machine["model"],
@@ -130,11 +131,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         "trained": final["tasks"],
         "updates": state["updates"],
         "eval": results,
-        **{
-            name: vars(metrics.gain(sft[goal], final[goal]))
-            for name, goal in (("gain", "exact"), ("gain_reward", "reward"))
-            if goal in final
-        },
+        **{k: vars(metrics.gain(sft[v], final[v])) for k, v in gains.items() if v in final},
         "sft": state["sft"],
         "warnings": state["warnings"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
@@ -173,23 +170,19 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         sections += behaviour.sections(evals, episodes)
         for e in episodes:
             e["calls"] = behaviour.calls_of(e["messages"])
+    machine_and_flags = (summary.get("machine") or {}) | summary["config"]
+    losses = [{"name": "loss", "points": sft}]
     run = {
         "name": folder.resolve().name,
         "env": summary["env"],
         "api": "api" in summary,
         "facts": facts(summary, lines),
-        "settings": {
-            name: str(value)
-            for name, value in ((summary.get("machine") or {}) | summary["config"]).items()
-            if value not in ("", None)
-        },
+        "settings": {name: str(v) for name, v in machine_and_flags.items() if v not in ("", None)},
         "headline": headline(during),
         "notes": notes(summary),
         "charts": charts(lines, during),
         "habits": {name: label(name) for name in HABITS},
-        "sft": [chart("SFT loss", [{"name": "loss", "points": sft}], "nats", x="step of SFT")]
-        if sft
-        else [],
+        "sft": [chart("SFT loss", losses, "nats", x="step of SFT")] if sft else [],
         "tables": sections + evaluations("Evaluated later (--eval-only)", later),
     }
     return run, episodes
@@ -230,8 +223,8 @@ def headline(evals: list[dict]) -> dict:
         shown = ", reward ".join(cell(name, values(e, name)) for name in names)
         cells.setdefault(called(e), {})[moment(e)] = shown
     rows = [[tasks, *(row.get(m, "") for m in moments)] for tasks, row in cells.items()]
-    what = "exact answers" if "exact" in names else "mean reward"
-    return section(f"Result: {what}", [], ["", *moments], rows)
+    title = "Result: exact answers" if "exact" in names else "Result: mean reward"
+    return section(title, [], ["", *moments], rows)
 
 
 def notes(summary: dict) -> list[str]:
@@ -261,10 +254,8 @@ def evaluations(title: str, evals: list[dict]) -> list[dict]:
     """One section, with a row per evaluation and task set, a column per measure; or none."""
     known = dict.fromkeys(name for e in evals for name in measures(e))
     names = [*goals(evals), *(name for name in (*OVER_TIME, *own_parts(known)) if name in known)]
-    rows = [
-        [moment(e), called(e), str(len(e["reward"])), *(cell(n, values(e, n)) for n in names)]
-        for e in evals
-    ]
+    cells = lambda e: [cell(name, values(e, name)) for name in names]
+    rows = [[moment(e), called(e), str(len(e["reward"])), *cells(e)] for e in evals]
     head = ["", "tasks", "n", *map(label, names)]
     return [section(title, [GREEDY], head, rows, folded=True)] if evals else []
 
@@ -292,9 +283,8 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     """What the data shows, each sentence with its numbers."""
     warnings = summary.get("warnings")
     if warnings is None:  # the run is still going
-        symptoms = doctor.look_at(
-            lines, doctor.of_run(evals, summary["config"].get("sft_steps", 0))
-        )
+        sft_steps = summary["config"].get("sft_steps", 0)
+        symptoms = doctor.look_at(lines, doctor.of_run(evals, sft_steps))
         warnings = {name: f"update {update}: {why}" for name, (update, why) in symptoms.items()}
     sentences = [f"Found wrong: {name} at {why}." for name, why in warnings.items()]
     if not lines:
@@ -333,8 +323,9 @@ def training_reward(lines: list[dict]) -> str:
 
 
 def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
-    """Development tasks: exact answers, mean reward. Updates: reward, habits, length, signal,
-    entropy."""
+    """Of development tasks, then of updates, in the order in which they are shown."""
+    each = points(lines, "reward", "reward_low", "reward_high")
+    units = {"reply_tokens": "tokens", "groups_with_signal": "of the groups", "entropy": "nats"}
     marks = [
         [line["update"], str(line["level"])]
         for before, line in zip(lines, lines[1:])
@@ -347,29 +338,17 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
         ),
         chart(
             "training reward",
-            [
-                rolling(lines),
-                {
-                    "name": "each update",
-                    "points": points(lines, "reward", "reward_low", "reward_high"),
-                    "plain": True,
-                },
-            ],
+            [rolling(lines), {"name": "each update", "points": each, "plain": True}],
             marks=marks,
         ),
         chart("habits of the sampled replies", layers(lines), "%", stacked=True),
         *(
             chart(label(key), [{"name": label(key), "points": points(lines, key)}], unit)
-            for key, unit in (
-                ("reply_tokens", "tokens"),
-                ("groups_with_signal", "of the groups"),
-                ("entropy", "nats"),
-            )
+            for key, unit in units.items()
         ),
     ]
-    return [
-        c for c in out if any(point[1] is not None for s in c["series"] for point in s["points"])
-    ]
+    measured = lambda s: any(point[1] is not None for point in s["points"])
+    return [c for c in out if any(map(measured, c["series"]))]
 
 
 def curves(evals: list[dict], measure: str) -> list[dict]:

@@ -62,9 +62,6 @@ def may_fail():
         tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
 
-TOKENS = ("sampled", "read", "trained", "sft")
-
-
 @dataclass
 class State:
     """What a resumed run needs besides weights, optimizer and logs: checkpoint/state.json."""
@@ -76,7 +73,9 @@ class State:
         default_factory=lambda: dict.fromkeys(("total", *SECONDS, "eval", "sft"), 0.0)
     )
     # read: prompts and what environments answered, once per episode
-    tokens: dict = field(default_factory=lambda: dict.fromkeys(TOKENS, 0))
+    tokens: dict = field(
+        default_factory=lambda: dict.fromkeys(("sampled", "read", "trained", "sft"), 0)
+    )
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms already reported (doctor.py)
     base: str = ""  # hash of the base model's weights
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
@@ -135,8 +134,10 @@ class Run:
         run_folder.refuse_base(self.saved, policy)
         self.after_sft, state = run_folder.load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
-            self.state = State(**state)
-            self.state.tokens = dict.fromkeys(TOKENS, 0) | self.state.tokens
+            fresh, self.state = State(), State(**state)
+            # A checkpoint of an older version may lack a count.
+            self.state.seconds = fresh.seconds | self.state.seconds
+            self.state.tokens = fresh.tokens | self.state.tokens
             self.state.base = base
             self.began -= self.state.seconds["total"]
             self.refuse()
@@ -204,8 +205,7 @@ class Run:
         line = {"update": state.updates, "level": rollouts.level, **summarize(groups), **columns}
         for part, seconds in rollouts.seconds.items():
             line[f"seconds_{part}"] = seconds
-            # A checkpoint of an older version may lack a part.
-            state.seconds[part] = state.seconds.get(part, 0.0) + seconds
+            state.seconds[part] += seconds
         played = [e for group in groups for e in group if e.stop_reason != "error"]
         replies = sum(e.reply_tokens for e in played)
         state.tokens["sampled"] += replies
@@ -280,14 +280,13 @@ class Run:
 
     def log_evaluation(self, policy, groups, tasks: str, trained: bool, stage: str) -> None:
         """Record an evaluation of one set of tasks; also in wandb."""
-        found = record_evaluation(
-            self.folder, policy, groups, tasks, trained, stage, self.state.updates
-        )
+        done = self.state.updates
+        found = record_evaluation(self.folder, policy, groups, tasks, trained, stage, done)
         if self.wandb:
             # It has one row per update, and before and after SFT are both update 0.
             when = "before" if stage == "before" else "eval"
             means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
-            log_wandb(self.wandb, {"update": self.state.updates, **means})
+            log_wandb(self.wandb, {"update": done, **means})
 
     def look_at_evaluations(self) -> None:
         """Let the doctor see them."""
@@ -296,10 +295,11 @@ class Run:
 
     def warn(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
+        told = self.state.warnings
         for name, sentence in symptoms.items():
-            if name not in self.state.warnings:
-                self.state.warnings[name] = f"update {self.state.updates}: {sentence}"
-                records.say(self.folder, f"{name.upper()} at {self.state.warnings[name]}")
+            if name not in told:
+                told[name] = f"update {self.state.updates}: {sentence}"
+                records.say(self.folder, f"{name.upper()} at {told[name]}")
 
     @contextmanager
     def clock(self, part: str):

@@ -67,13 +67,14 @@ NAMES = {
     "habit_other": "none of these",
 }
 # A habit's colour on light and on dark paper, as on docs/live; the first one lies at the bottom.
+BLUE, ORANGE, GREY = ("#8cc3ec", "#1f5f98"), ("#f4c48d", "#85501c"), ("#d8d5cf", "#474c53")
 HABITS = {
-    "habit_derives": ("#8cc3ec", "#1f5f98"),
-    "habit_states": ("#f4c48d", "#85501c"),
-    "habit_bare": ("#d8d5cf", "#474c53"),
-    "habit_keys": ("#8cc3ec", "#1f5f98"),
-    "habit_string": ("#f4c48d", "#85501c"),
-    "habit_given": ("#d8d5cf", "#474c53"),
+    "habit_derives": BLUE,
+    "habit_states": ORANGE,
+    "habit_bare": GREY,
+    "habit_keys": BLUE,
+    "habit_string": ORANGE,
+    "habit_given": GREY,
     "habit_other": ("#efedea", "#2b2f35"),
 }
 PERCENT = "error_rate any_error waste format truncated survival exact found".split()
@@ -243,10 +244,10 @@ def layers(lines: list[dict]) -> list[dict]:
     shares = np.array(shares).reshape(len(names), len(lines))
     tops = shares.cumsum(axis=0)
     updates = np.broadcast_to([line["update"] for line in lines], shares.shape)
-    layers = np.stack([updates, shares, tops - shares, tops], axis=-1)  # [habits, updates, 4]
+    points = np.stack([updates, shares, tops - shares, tops], axis=-1)  # [habits, updates, 4]
     return [
-        {"name": label(name), "colour": HABITS[name], "points": points}
-        for name, points in zip(names, layers.round(2).tolist())
+        {"name": label(name), "colour": HABITS[name], "points": layer}
+        for name, layer in zip(names, points.round(2).tolist())
     ]
 
 

@@ -534,13 +534,15 @@ def draw(arms: dict, path: str) -> None:
     figure = Figure(figsize=(1.7 * len(arms), 6), layout="constrained")
     grid = figure.subplots(3, len(arms), sharex=True, sharey="row", squeeze=False)
     for row, key in zip(grid, ("welfare", "toxicity", "quality_gap")):
-        for ax, (chosen, name) in zip(row.repeat(len(arms)), product(arms, arms)):
-            i = [over(cell[key]) for cell in arms[name]["shares"].values()]
-            reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
-            look = {"color": "#0b62a8", "zorder": 3} if name == chosen else {"color": "#d0ccc5"}
-            ax.errorbar([100 * n / AGENTS for n in SHARES], [x.mean for x in i], reach, **look)
-            ax.set(title=chosen if key == "welfare" else "")
+        for ax, chosen in zip(row, arms):
+            for name, arm in arms.items():
+                i = [over(cell[key]) for cell in arm["shares"].values()]
+                reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
+                look = {"color": "#0b62a8", "zorder": 3} if name == chosen else {"color": "#d0ccc5"}
+                ax.errorbar([100 * n / AGENTS for n in SHARES], [x.mean for x in i], reach, **look)
         row[0].set_ylabel(key.replace("_", " "))
+    for ax, name in zip(grid[0], arms):
+        ax.set_title(name)
     figure.supxlabel("% of the agents that are deceptive; blue: this governance, grey: the others")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
