@@ -60,7 +60,7 @@ SUMS := reasoning_gym:chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=
 real: smollm2
 	.venv/bin/python train.py --env $(SUMS) --model smollm2 --num-tasks 16 --max-tokens 16 --sft-steps 40 --eval-every 40
 
-# What README and docs show of a run, made again by today's code: results/showcase and the notebook's outputs; about ten minutes.
+# What README and docs show of a run, made again by today's code: results/showcase and the notebook's outputs, without this folder's path; about a quarter of an hour.
 PY := .venv-all/bin/python
 RUNS := runs
 SHOWCASE := results/showcase
@@ -71,6 +71,7 @@ showcase: .venv-all/installed
 	mkdir -p $(SHOWCASE)
 	cd $(RUNS)/showcase && cp config.json metrics.jsonl evals.jsonl summary.json report.md report.html curves.png $(abspath $(SHOWCASE))
 	$(if $(NOTEBOOK),$(PY) -m nbconvert --to notebook --execute --inplace $(NOTEBOOK))
+	$(if $(NOTEBOOK),sed -i 's|$(CURDIR)/||g' $(NOTEBOOK))
 
 # docs/, README.md and every file that they link to, as a site: site/index.html
 docs: .venv-all/installed
