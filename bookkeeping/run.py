@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -456,14 +457,17 @@ def waited(line: dict) -> float:
 def hear_signals(stopping: Event) -> None:
     """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now.
 
-    The handler must not hold the Run, or the folder's lock would outlive it.
+    So does the first one after the Run has gone, which the handler must not keep.
     """
+    kept = weakref.ref(stopping)
 
     def stop_soon(signum, frame):
+        asked = kept()
         # torchrun passes on what the terminal has already sent: there the second may be the first.
-        if stopping.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ:
+        twice = asked and asked.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ
+        if not asked or twice:
             raise KeyboardInterrupt
-        stopping.set()
+        asked.set()
         tqdm.write("stopping at the next safe point (once more to stop at once)")
 
     with suppress(ValueError):  # not in the main thread, as in some tests

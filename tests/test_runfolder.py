@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -145,3 +146,21 @@ def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled(
     run.lines += [{"level": 1, "reward": 0.8, "exact": 0.8}] * metrics.LEAST
     run.state.level = run.next_level()
     assert run.state.level == 2 and run.rewards() == [] and not run.finished()
+
+
+def test_ctrl_c_asks_a_run_to_stop_and_ends_what_comes_after_it():
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    event = Event()
+    run_records.hear_signals(event)
+    try:
+        signal.raise_signal(signal.SIGINT)
+        assert event.is_set()
+        with pytest.raises(KeyboardInterrupt):  # the second time
+            signal.raise_signal(signal.SIGINT)
+        event.clear()
+        del event  # with its run
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
