@@ -3,11 +3,13 @@
     episodes -> cut -> collate -> ids [N, T], mask [N, T-1], and [M] per sampled token
 
 How episodes are cut changes memory and time but never the gradient, because each
-token's weight is computed over the whole batch first (grpo.py).
+token's weight is computed over the whole batch first (grpo.py). The end of the file is
+about samples of another policy than the one that is trained: leave it for later.
 
 Run me: `python batch.py` shows a batch of two episodes.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +17,8 @@ from itertools import groupby
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+
+from policy import Output
 
 
 @dataclass
@@ -65,12 +69,15 @@ def collate(episodes: list, pad: int, device) -> Batch:
     )
 
 
-def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]]:
+def cut(
+    episodes: list, max_tokens: int, shared: bool = False, whole: bool = False
+) -> list[list[int]]:
     """Indices of episodes, cut into pieces of rows · longest <= max_tokens.
 
     One episode may be longer. shared: a prompt that rows share is run once, so it
     counts once, and each row counts only what follows it. A group is then cut only if
     it is too large by itself, because each of its parts reads the prompt again.
+    whole: a group is never cut, however large.
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
@@ -86,14 +93,14 @@ def cut(episodes: list, max_tokens: int, shared: bool = False) -> list[list[int]
         return longest[episodes[n].group], episodes[n].group, rests[n]
 
     rows = sorted(range(len(episodes)), key=by_group)
-    units = groupby(rows, key=lambda n: episodes[n].group if shared else n)
+    by_units = shared or whole
+    units = groupby(rows, key=lambda n: episodes[n].group if by_units else n)
     units = [list(unit) for _, unit in units]  # what stays together if it can
     together = pieces(units, lambda some: tokens(sum(some, [])), max_tokens)
-    return [
-        piece
-        for some in together
-        for piece in pieces(sum(some, []), tokens, max_tokens)
-    ]
+    together = [sum(some, []) for some in together]
+    if whole:
+        return together
+    return [piece for some in together for piece in pieces(some, tokens, max_tokens)]
 
 
 def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
@@ -107,6 +114,65 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
             found.append([])
         found[-1].append(row)
     return found
+
+
+# ------------------------------------------------------ samples of another policy
+
+IMPORTANCE = ("clip", "none", "token", "sequence")
+CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
+
+
+def correct_for_age(batch: Batch, now: Output, cfg) -> None:
+    """At a batch's first pass: what the ratio divides by, and what its samples weigh.
+
+    If the weights that sampled are those that are trained, skip this: every ratio is 1,
+    and all four ways are the same. Samples may also come from an older policy
+    (--async-rollouts), or from the same weights computed in another way (vLLM in
+    bfloat16). --importance chooses how they are corrected:
+
+        clip       the ratio divides by the sampler's probability, and its clip cuts
+                   off what is too far away (Schulman 2017, eq. 7)
+        none       no correction: the ratio divides by the probability at this
+                   update's start
+        token      as none, but a token weighs min(start / sampler, CAP): truncated
+                   importance sampling (Espeholt et al. 2018, §4.1)
+        sequence   as token, with the ratio of the whole episode: unbiased up to the
+                   cap, and far noisier
+
+    In the last two the weight is a constant and the clip bounds only this update's own
+    steps (Hilton et al. 2022, §3). The default depends on the model and on
+    --async-rollouts; docs/hardware.md says what each did.
+
+    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs, and
+    multiplies batch.weights by the latter, so that it counts in the gain and in the KL.
+    """
+    if batch.old_logprobs is not None:
+        return
+    start = now.logprobs.detach()  # [M]
+    batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
+    log_ratio = start - batch.sampler_logprobs
+    weights = importance_weights(cfg.importance, log_ratio, batch.episode_of)
+    batch.importance = weights
+    batch.weights = batch.weights * weights
+
+
+def importance_weights(
+    level: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
+) -> torch.Tensor:
+    """min(π / π_sampler, cap) of each sampled token, [M].
+
+    log_ratio [M] is log π - log π_sampler, episode_of [M] says which episode a token is
+    in. level "token" takes the ratio of the token, "sequence" that of its whole episode
+    (Espeholt et al. 2018, §4.1). "clip" and "none" use no weights: each token counts 1.
+    """
+    if level in ("clip", "none"):
+        return torch.ones_like(log_ratio)
+    if level == "sequence":  # the product over an episode's tokens, all turns together
+        n = int(episode_of.max()) + 1
+        total = log_ratio.new_zeros(n).index_add(0, episode_of, log_ratio)  # [n]
+        log_ratio = total[episode_of]
+    # the limit comes before exp: a long episode's would overflow
+    return log_ratio.clamp(max=math.log(cap)).exp()
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import ClassVar
 
-from env_letters import check_choice, hides_thinking, split_thinking
+from env_letters import check_choice, is_one_block, split_thinking
 
 # A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share
 # their first two letters and no two share three, so a key of three letters decides.
@@ -331,7 +331,7 @@ class Alphabet:
         raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
         for turn, reply in enumerate(self.replies[:n]):
             tag = LATER_TAG if turn else FIRST_TAG
-            if self.think or not hides_thinking(reply, tag, MOST_ANSWER):
+            if self.think or is_one_block(reply, tag, MOST_ANSWER):
                 expected = right_list(self.task, turn)
                 raw[turn], blocks[turn] = score_turn(reply, expected, turn)
         power, mean = self.similarity_power, sum(raw) / n

@@ -46,9 +46,9 @@ from typing import ClassVar
 
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
-    # A task asks for one letter or, with probability p_several, for several: between
-    # fewest and most, but at least 2 and at most 26. (The numbers are those of Atropos,
-    # also above 26. So tier 10 always asks for the whole alphabet.)
+    # A task asks for one letter or, with probability p_several, for several. How many
+    # is drawn between fewest and most, then held to 2 … 26. (The numbers are those of
+    # Atropos. So tier 10, which draws 35 to 50, always asks for all 26.)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -71,7 +71,7 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300.
 LONGEST_ANSWER = 1000
-LONGEST_REPLY = 2000  # with --no-think: in a longer one a tally could hide
+LONGEST_REPLY = 2000  # with --no-think: a longer one could count in disguise
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
     # 3. For several, a JSON object. It is read as a tuple of pairs: a dict would hide
-    # that a letter was answered twice. Lists stay lists, so a tuple is an object.
+    # that a letter was answered twice. JSON lists stay lists.
     try:
         pairs = json.loads(body, object_pairs_hook=tuple)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
@@ -214,7 +214,7 @@ def score_reply(
         has no single well-formed answer       0                    0
         thinks, although --no-think is set     0                    0
         answers about other letters            0.1                  0
-        has a wrong number (for one letter)    0.1                  0
+        has a wrong number, one was asked for  0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    0
         has all counts right                   1                    1
 
@@ -222,7 +222,7 @@ def score_reply(
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
-    if not think and hides_thinking(reply, "answer", LONGEST_REPLY):
+    if not think and not is_one_block(reply, "answer", LONGEST_REPLY):
         answer = None
     # The share of the counts that are right; a single one is right or wrong.
     truth = dict(zip(task.letters, task.counts))
@@ -234,7 +234,7 @@ def score_reply(
         fraction = 0.0
     partial = 0.0 if answer is None else 0.1 + 0.9 * fraction
     exact = float(fraction == 1.0)
-    habit = habit_of(reply)
+    habit = habit_of(reply)  # logged only: habits pay nothing
     habits = {f"habit_{style}": float(style == habit) for style in STYLES}
     return {
         "reward": exact if reward_kind == "binary" else partial,
@@ -245,16 +245,16 @@ def score_reply(
     }
 
 
-def hides_thinking(reply: str, tag: str, longest: int) -> bool:
-    """True unless a reply is one block <tag>…</tag> and nothing else.
+def is_one_block(reply: str, tag: str, longest: int) -> bool:
+    """Is a reply one block <tag>…</tag> and nothing else?
 
     For replies that are not allowed to think. Prose or white space could hide a tally,
     so more than `longest` characters, or 8 white-space characters in a row, are too
     much. No honest reply has either.
     """
     if len(reply) > longest or re.search(r"\s{8}", reply):
-        return True
-    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
+        return False
+    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is not None
 
 
 def habit_of(reply: str) -> str:
@@ -287,7 +287,8 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # A ClassVar is no field of the dataclass, so no setting: --set cannot change it.
+    # Constants. (A dataclass does not count a ClassVar among its fields, and only its
+    # fields are settings: train.py --set NAME=VALUE.)
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 

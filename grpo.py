@@ -16,14 +16,15 @@ policy either. There is one optimizer step per batch by default, so the importan
 clipping never acts.
 
 Watch the reward and grad_norm, not the printed loss. With grpo that is minus the mean
-advantage, so it is about 0 in every update, while its gradient is not. With most of the
-other losses it can be any number. Every loss has this form:
+advantage, so it is about 0 in every update, while its gradient is not. Every loss has
+this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
-LOSSES is the table of them: how a token's gain follows from its advantage, and what it
-weighs. Weights are computed once, over the whole batch, so cutting it into
-micro-batches cannot change the gradient.
+The gain is what a token contributes: with reinforce, its advantage times its log-prob.
+The weight is 1 over the number of sampled tokens, say. LOSSES is the table of both.
+Weights are computed once, over the whole batch, so cutting it into micro-batches cannot
+change the gradient.
 
 Run me: `python grpo.py` works the example through, number by number.
 """
@@ -35,12 +36,9 @@ from functools import partial
 
 import torch
 
-from batch import Batch, collate, cut
-from policy import PLAIN, How, Output, Policy, with_weights
+from batch import Batch, collate, correct_for_age, cut
+from policy import PLAIN, How, Output, Policy, take_step, with_weights
 from rollout import Episode
-
-MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
-
 
 # --------------------------------------------------------------------------- advantages
 
@@ -48,27 +46,25 @@ MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the polic
 def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     """Set Episode.advantages, one number per sampled token, for a batch of groups.
 
-    An episode's advantage is how much better it was than its group. If the environment
-    pays each turn (Episode.turn_rewards), a turn's tokens are judged by the rewards
-    from that turn on: what came before it cannot be its merit (Shao et al. 2024,
-    §4.1.3). Without such rewards all of the reward comes last, and all turns share it.
-    In letters there is one turn, and one number per episode.
+    An episode's advantage is how much better it was than its group; all its tokens
+    share it. Failed episodes get 0, and do not count in the means.
 
-    The paper first compares each turn's reward with the group's, and then adds them up.
-    Here it is the other way round: else a reward that is all paid in the last turn
-    would count differently in the turns before it. Episodes of a group may differ in
-    their number of turns; one that has ended is compared by its last turn. Failed
-    episodes get 0, and do not count in the means.
+    If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
+    by the rewards from that turn on: what came before it cannot be its merit (Shao et
+    al. 2024, §4.1.3). The paper compares each turn's reward with the group's and then
+    adds up; here we add up first, so that a reward which is all paid in the last turn
+    counts alike in every turn. An episode with fewer turns than others of its group is
+    compared by its last one.
     """
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
-    # succeed (Liu 2025). So dr_grpo, that paper's loss, never does it; --no-normalize
-    # turns it off for the others.
+    # succeed (Liu 2025). --no-normalize drops it; that paper's loss, dr_grpo, never
+    # divides.
     normalize = cfg.normalize and LOSSES[cfg.loss].normalize
     episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
         e.advantages = []
-    for turn in range(max(map(len, lengths))):
+    for turn in range(max(map(len, lengths))):  # in letters there is one
         rewards = [[reward_from(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
         advantages = group_advantages(rewards, cfg.baseline, normalize)  # [G, k]
@@ -114,8 +110,8 @@ def group_advantages(
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
-    # Rounding: 0.1 - mean([0.1] * 3) is 1e-17. A difference as small as that counts as
-    # 0, or a group of equal rewards would not be skipped.
+    # Equal rewards must give exactly 0, or their group would not be skipped. Rounding
+    # gives 1e-17 (0.1 - mean([0.1] * 3)), so what is as small as that becomes 0.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
     if normalize:
@@ -132,8 +128,9 @@ def clipped_surrogate(
 ) -> torch.Tensor:
     """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
 
-    A token that is already much likelier than it was gains no more from getting
-    likelier still: beyond the clip its gradient is 0.
+    now: what the policy says with its present weights. A token that is already much
+    likelier than it was gains no more from getting likelier still: beyond the clip its
+    gradient is 0.
     """
     low, high = clip
     limited = ratio.clamp(1 - low, 1 + high)  # [M]
@@ -141,7 +138,7 @@ def clipped_surrogate(
 
 
 def reinforce(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """A · log p: no ratio, so only --importance can correct for older samples. [M]"""
+    """A · log p: for fresh samples, as it ignores the ratio. [M]"""
     return batch.advantages * now.logprobs
 
 
@@ -156,9 +153,9 @@ def cispo(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
 class Loss:
     """A row of LOSSES.
 
-    gain          what a token contributes: a function as above, [M]. Its arguments are
-                  a micro-batch (which may be only part of a group), what the policy
-                  says now, the ratio [M], and `clip`
+    gain          what a token contributes: a function as above, (batch, now, ratio,
+                  clip) -> [M]. batch: a micro-batch. It is called twice per pass, the
+                  second time without a clip, to log what the clip does
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
     clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]
@@ -167,10 +164,12 @@ class Loss:
                   "episode", 1 / (N · L): every episode weighs the same;
                   "batch", 1 / S: every token weighs the same;
                   "longest", 1 / (N · max_tokens): the same for every batch
-    normalize     divide advantages by the group's standard deviation?
+    normalize     False: advantages are never divided by the group's std
     needs_logits  does `gain` read now.entropy or now.logits? That takes memory for
-                  M · V numbers, and the loss then also sees episodes whose advantage
-                  is 0
+                  M · V numbers
+    whole_groups  does `gain` compare the episodes of a group? Then a group is never
+                  cut into micro-batches. With either of these two, it also sees
+                  episodes whose advantage is 0
     """
 
     gain: Callable
@@ -179,6 +178,7 @@ class Loss:
     weight: str = "batch"
     normalize: bool = True
     needs_logits: bool = False
+    whole_groups: bool = False
 
 
 NO_CLIP = (math.inf, math.inf)
@@ -197,8 +197,8 @@ LOSSES = {
     "gspo": Loss(
         clipped_surrogate, ratio="episode", clip=(3e-4, 4e-4), weight="episode"
     ),
-    # MiniMax-M1 2025, eq. 4, with dapo's ε_high. ε = 1: a ratio is never below 0, so
-    # there is no lower bound
+    # MiniMax-M1 2025, eq. 4, with dapo's ε_high. ε = 1 clips at 0 from below, that is,
+    # never
     "cispo": Loss(cispo, clip=(1.0, 0.28)),
 }
 
@@ -208,7 +208,7 @@ LOSSES = {
 
 @dataclass
 class Updated:
-    """What an update did: its last step, and every forward pass, to be logged."""
+    """For the log: loss and gradient of the last step, and what each pass found."""
 
     loss: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
@@ -253,9 +253,9 @@ def update(
             loss.backward()  # gradients of micro-batches add up
             total += loss.item()
             found.append((batch, to_log(spec, batch, now, ratio, gain, kl)))
-        total, grad_norm = take_step(policy, optimizer, total, how)
+        loss, grad_norm = take_step(policy, optimizer, total, how)
         passes.append(found)
-    return Updated(total, grad_norm, passes)
+    return Updated(loss, grad_norm, passes)
 
 
 # ------------------------------------ what update calls, in order: 1. before the passes
@@ -269,10 +269,10 @@ def weigh(
     lengths = torch.tensor([e.reply_tokens for e in scored], dtype=torch.float32)
     weights = token_weights(spec.weight, lengths, cfg.max_tokens)  # [N]
     weighted = [*zip(scored, weights)]
-    if cfg.kl > 0 or spec.needs_logits:
+    if cfg.kl > 0 or spec.needs_logits or spec.whole_groups:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
-    # episode needs no forward pass. It did count when the weights were computed.
+    # episode needs no forward pass. It is left out of the pass, not out of the mean.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 
@@ -299,11 +299,12 @@ def micro_batches(
     # Dealt out in turn, the shortest first: each process gets some of every length.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = how.deal(by_length)
-    # Is a prompt run once for all replies to it? Then it counts once.
+    # If the prompt of a group is computed once, its tokens count once in micro_tokens.
     shared = how.shares_prompts and not spec.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
-    for indices in cut([e for e, _ in mine], cfg.micro_tokens, shared):
+    pieces = cut([e for e, _ in mine], cfg.micro_tokens, shared, spec.whole_groups)
+    for indices in pieces:
         part = [mine[i] for i in indices]
         batch = collate([e for e, _ in part], pad, device)
         advantages = [a for e, _ in part for a in e.advantages]
@@ -315,62 +316,6 @@ def micro_batches(
 
 
 # ------------------------------------------------------ what update calls: 2. the ratio
-
-IMPORTANCE = ("clip", "none", "token", "sequence")
-CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
-
-
-def correct_for_age(batch: Batch, now: Output, cfg) -> None:
-    """At the first pass: what the ratio divides by, and what old samples weigh.
-
-    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs, and
-    multiplies batch.weights by the latter: in the gain and in the KL a token weighs
-    what its sample does.
-
-    Samples are off-policy if they come from an older policy (--async-rollouts), or from
-    the same weights computed in another way (vLLM in bfloat16). --importance chooses
-    the correction. On-policy all four are the same, because every ratio is 1:
-
-        clip       the ratio divides by the sampler's probability, and its clip cuts
-                   off what is too far away (Schulman 2017, eq. 7)
-        none       the ratio divides by that of the policy at this update's start, as
-                   if that one had sampled
-        token      as none, but a token weighs min(start / sampler, CAP): truncated
-                   importance sampling (Espeholt et al. 2018, §4.1)
-        sequence   as token, with the ratio of the whole episode: unbiased up to the
-                   cap, and far noisier
-
-    In the last two the weight is a constant and the clip bounds only this update's own
-    steps (Hilton et al. 2022, §3). The default depends on the model and on
-    --async-rollouts; docs/hardware.md says what each did.
-    """
-    if batch.old_logprobs is not None:
-        return
-    start = now.logprobs.detach()  # [M]
-    batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
-    log_ratio = start - batch.sampler_logprobs
-    weights = importance_weights(cfg.importance, log_ratio, batch.episode_of)
-    batch.importance = weights
-    batch.weights = batch.weights * weights
-
-
-def importance_weights(
-    level: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
-) -> torch.Tensor:
-    """min(π / π_sampler, cap) of each sampled token, [M].
-
-    log_ratio [M] is log π - log π_sampler, episode_of [M] says which episode a token is
-    in. level "token" takes the ratio of the token, "sequence" that of its whole episode
-    (Espeholt et al. 2018, §4.1). "clip" and "none" use no weights: each token counts 1.
-    """
-    if level in ("clip", "none"):
-        return torch.ones_like(log_ratio)
-    if level == "sequence":  # the product over an episode's tokens, all turns together
-        n = int(episode_of.max()) + 1
-        total = log_ratio.new_zeros(n).index_add(0, episode_of, log_ratio)  # [n]
-        log_ratio = total[episode_of]
-    # the limit comes before exp: a long episode's would overflow
-    return log_ratio.clamp(max=math.log(cap)).exp()
 
 
 def token_ratio(batch: Batch, now: Output) -> torch.Tensor:
@@ -396,9 +341,9 @@ RATIOS = {"token": token_ratio, "episode": episode_ratio}
 def kl_to_reference(policy: Policy, reference, batch: Batch, now: Output, cfg, how):
     """With --kl: k3 of each sampled token, [M]; else zeros.
 
-    k3 estimates KL(policy || reference) without bias. Differentiated with the samples
-    fixed, as in Shao et al. 2024, eq. 4, it does not give that KL's gradient, but on
-    average that of KL(reference || policy). Near the reference the two nearly agree.
+    It is the usual estimate (Shao et al. 2024, eq. 4). Its value is right on average;
+    its gradient is that of KL(reference || policy), which nearly agrees close to the
+    reference.
     """
     if not cfg.kl:
         return torch.zeros_like(now.logprobs)
@@ -430,29 +375,6 @@ def to_log(spec: Loss, batch: Batch, now: Output, ratio, gain, kl) -> dict:
     }
 
 
-# ----------------------------------------------------------- what update calls: 4. step
-
-
-def take_step(
-    policy: Policy, optimizer, loss: float, how: How = PLAIN
-) -> tuple[float, float]:
-    """One optimizer step: (loss, norm of the gradient before it is clipped).
-
-    Several processes add up their losses and gradients first; `loss` is this one's.
-    Raises FloatingPointError before the step if loss or norm is not finite.
-    """
-    parameters = list(policy.trainable().values())
-    loss = how.add_up(parameters, loss)
-    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(
-            f"loss {loss} and gradient norm {grad_norm} are not both finite"
-        )
-    optimizer.step()
-    return loss, grad_norm
-
-
 if __name__ == "__main__":
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     print("rewards of one group        ", rewards[0])
@@ -461,16 +383,25 @@ if __name__ == "__main__":
     print("all equal: nothing to learn ", group_advantages(torch.ones(1, 4))[0])
 
     # Two answers: a good one of one token, a bad one of three. After a step some of
-    # their tokens have left the clip range, 1 ± 0.2.
+    # their tokens have left the clip range, 1 ± 0.2. A gradient is that of the loss:
+    # minus means that the step makes the token likelier.
     episode_of = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
-    new_batch = partial(Batch, [], None, None, episode_of, old, old_logprobs=old)
+    new_batch = partial(
+        Batch,
+        episodes=[Episode(0, group=0)] * 2,
+        ids=None,
+        mask=None,
+        episode_of=episode_of,
+        sampler_logprobs=old,
+        old_logprobs=old,
+    )
     cases = {
         "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
         "after a step": [0.36, 0.30, 0.19, 0.28],
     }
     for title, probabilities in cases.items():
-        print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
+        print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient (minus: likelier)")
         for name, spec in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             # zeros, so that a loss of yours that uses the entropy runs here, too

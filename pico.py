@@ -10,7 +10,8 @@ in a string. Pretraining gave it three habits:
     it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
 Nothing tells it which is best. It plays, each reply is scored, and replies that score
-above the mean of their group are made likelier. With seed 0 you will see
+above the mean of their group are made likelier. With seed 0 you will see (in brackets:
+the 95% interval)
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells it out   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
@@ -57,12 +58,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 # ---------------------------------------------------------------- numbers to play with
 TASKS = 8  # per update
-# Samples per task. Try 1: there is nothing to compare with, every advantage is 0, and
-# nothing is learnt.
+# Samples per task. With 1 there would be nothing to compare with: every advantage is 0,
+# and nothing is learnt.
 K = 8
-# The longest reply. Try 64: spelling is cut off before it can pay, and never learnt.
+# The longest reply. With 64, spelling is cut off before it can pay, and never learnt.
 MAX_TOKENS = 320
-# Try 0.1: after a few updates the model babbles, and the reward stays at 0.
+# With 0.1 the model babbles after a few updates, and the reward stays at 0.
 LR = 3e-4
 WARMUP = 5  # the rate rises over this many updates, …
 LR_END = 0.1  # … then falls to this share of LR
@@ -137,7 +138,8 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 # ----------------------------------------------------------- the loop (book: train.py)
 def main(seed: int, updates: int) -> None:
     """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
-    # Each update takes the next TASKS tasks; a seed has enough for 100,000 updates.
+    # Each update takes the next TASKS tasks; a seed has enough for 100,000 updates. The
+    # check: they must not reach the numbers of the SFT tasks.
     first = seed * 100_000 * TASKS
     if not 0 <= first <= SFT_SEEDS[0] - updates * TASKS:
         sys.exit(
@@ -145,7 +147,7 @@ def main(seed: int, updates: int) -> None:
         )
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
-    for name, shown in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two
+    for name, shown in zip("AB", DEV[-2:]):  # evaluate prints the last two replies
         ask, counts = make_task(shown)
         print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
     evaluate(weights_of(lora), "before")
@@ -157,6 +159,7 @@ def main(seed: int, updates: int) -> None:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
             seeds = range(first + i * TASKS, first + (i + 1) * TASKS)
+            # chance: a random number per token to be drawn (see draw).
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(weights_of(lora), seeds, K, chance)
 
@@ -165,12 +168,12 @@ def main(seed: int, updates: int) -> None:
             rewards = torch.tensor([[e.reward for e in group] for group in groups])
             advantages = advantages_of(rewards).to(DEVICE)
 
-            # 3 learn: the better ones become likelier, the worse ones less likely.
+            # 3 learn: the better ones become likelier, the worse ones less likely. One
+            # group at a time saves memory; their gradients add up to that of the mean
+            # over all TASKS · K replies.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
-                    # weights_of again for each group: backward() frees its graph.
                     loss = grpo_loss(weights_of(lora), group, advantage)
-                    # The mean over all TASKS · K replies: each group adds its part.
                     (loss / rewards.numel()).backward()
             norm = step(optimizer, lora, LR * schedule(i, updates, WARMUP, LR_END))
 
@@ -194,21 +197,24 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    rewards = rewards.double()  # in float32 equal rewards can differ from their mean
+    # Equal rewards must give exactly 0. In float32 the mean of a reward such as 0.1 may
+    # be rounded to something else.
+    rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
     return advantages.float()
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """A group's part of the loss: minus the sum over its replies of their mean gain.
+    """A group's part of the loss. advantages [k].
 
-    main adds up the groups and divides by the number of replies. advantages [k].
+    A token's gain is its advantage times its log-prob. A reply's gain is the mean over
+    its tokens. The loss is minus their sum; main divides it by the number of replies.
 
     The weights have not moved since the replies were drawn. With several steps per
-    batch they would, and the samples get old: grpo.py weighs each token by how much its
-    probability has changed, and clips that ratio. For fresh samples it is 1, and the
-    gradient is the one below.
+    batch they would. For that, grpo.py multiplies by a ratio, how much likelier the
+    token has become, and clips it. For fresh samples the ratio is 1, and the gradient
+    is the same as here.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
     gain = logp * advantages[row_of]  # [M]
@@ -226,7 +232,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    no_pad = torch.zeros_like(ids[:, 0])  # padding comes last here: no reply sees it
+    # No padding on the left. What stands on the right comes after all that is read.
+    no_pad = torch.zeros_like(ids[:, 0])  # [N] zeros
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
     row_of = mask.nonzero()[:, 0]  # [M], the row of each True
@@ -238,7 +245,9 @@ def schedule(i: int, steps: int, warmup: float, end: float) -> float:
 
     It rises over the first `warmup` steps, and falls to `end` by the last.
     """
-    return min((i + 1) / warmup, 1 - (1 - end) * i / steps)
+    rise = (i + 1) / warmup
+    fall = 1 - (1 - end) * i / steps
+    return min(rise, fall)
 
 
 def step(optimizer, lora: dict, lr: float) -> float:
@@ -317,8 +326,8 @@ def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     But from the same random numbers the book draws the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # The last sum is 1 up to rounding, so chance is scaled by it. If the target rounds
-    # up to that sum, searchsorted returns V; clamp then takes the last token.
+    # The last sum is 1 up to rounding, so chance is scaled by it. Rounding can still
+    # push the target past the last entry; clamp then takes the last token.
     target = chance[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)
@@ -437,9 +446,9 @@ def forward(
     """
     B, T = ids.shape
 
-    # Weights by a short name: linear(x, "layers.0.self_attn.q") takes
-    # model.layers.0.self_attn.q_proj.weight, and norm(x, "layers.0.self_attn.q_norm")
-    # takes model.layers.0.self_attn.q_norm.weight.
+    # Weights go by a short name. linear: "layers.0.self_attn.q" -> the weight
+    # "model.layers.0.self_attn.q_proj.weight". norm: "layers.0.self_attn.q_norm" ->
+    # "model.layers.0.self_attn.q_norm.weight".
     def norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
 
@@ -459,7 +468,8 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    first_key = pad[:, None, None].minimum(positions)  # [B, T, 1], above: 0, 1, 2, 2
+    # [B, T, 1]; in the picture 0, 1, 2, 2
+    first_key = pad[:, None, None].minimum(positions)
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
     # The dimensions i and i + d/2 turn by position / ROPE_BASE^(2i/d).
@@ -553,7 +563,8 @@ def encode(text: str) -> list[int]:
     """Token ids: of all ways to cut the text into pieces, the one that scores highest.
 
     A way's score is the sum over its pieces. The best way to cut the first n
-    characters is the best way to cut some beginning of them, then one last piece.
+    characters is the best way to cut some beginning of them, then one last piece: so
+    best[n] builds on shorter ones (dynamic programming).
     """
     best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
     for end in range(1, len(text) + 1):
@@ -585,8 +596,8 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
         if re.fullmatch("<0x..>", piece):
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    # Tokens such as <think> are in vocab, too. Their score is set so high that they are
-    # never cut in two: all other scores are negative.
+    # Tokens such as <think> are in vocab, too. All scores are negative; these get a
+    # huge one instead, so that they are never cut in two.
     for token in file["added_tokens"]:
         scored[token["content"]] = (10**6, token["id"])
     return texts, scored

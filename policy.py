@@ -20,6 +20,7 @@ reply. `python -m bridges.export merge runs/NAME out/` turns a trained run into 
 of its own.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ PICO_LONG = PICO.with_name("pico_long")
 SMOLLM2 = PICO.with_name("smollm2")
 # {name: path}: the names work from any folder
 EMBEDDED = {p.name: str(p) for p in (PICO, PICO_SWARM, PICO_LONG, SMOLLM2)}
+
+
+MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
 
 
 @dataclass
@@ -299,6 +303,27 @@ class How:
 
 
 PLAIN = How()
+
+
+def take_step(
+    policy: Policy, optimizer, loss: float, how: How = PLAIN
+) -> tuple[float, float]:
+    """One optimizer step: (loss, norm of the gradient before it is clipped).
+
+    Several processes add up their losses and gradients first; `loss` is this one's.
+    Raises FloatingPointError before the step if loss or norm is not finite.
+    """
+    parameters = list(policy.trainable().values())
+    loss = how.add_up(parameters, loss)
+    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        optimizer.zero_grad(set_to_none=True)
+        raise FloatingPointError(
+            f"loss {loss} and gradient norm {grad_norm} are not both finite"
+        )
+    optimizer.step()
+    return loss, grad_norm
+
 
 # ---------------------------------------------------------- sampling, the plain way
 

@@ -9,9 +9,9 @@ out differently), never rendered again (Qwen3's template drops the thinking of e
 turns). What the environment says next is rendered alone, and appended. batch.py makes
 the mask of the loss from `sampled`.
 
-A run also logs `mismatch`, how far the trainer's log-probs are from the sampler's:
-on-policy the weights are the same and only the order of computation differs, so more
-than rounding is a mistake.
+A run also logs `mismatch`, how far the trainer's log-probs are from the sampler's. Both
+compute them from the same weights, only in another order. If they differ by more than
+rounding, there is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
@@ -63,7 +63,7 @@ class Episode:
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
     policy_version: int = 0  # updates that the policy had seen when it sampled this
-    age: int = 0  # updates between sampling and training, if it was sampled ahead
+    age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
     messages: list[dict] = field(default_factory=list)  # as text, to read
     error: str = ""  # with stop_reason "error": what happened, in one line
 
@@ -88,7 +88,8 @@ def end_on_failure(episode: Episode):
     """A failure in this block ends only this episode, which then has no score."""
     try:
         yield
-    except (EnvironmentFailed, ValueError) as error:  # ValueError: of the template, too
+    # A chat template, too, raises ValueError.
+    except (EnvironmentFailed, ValueError) as error:
         episode.stop_reason, episode.error = "error", str(error)
 
 
@@ -112,7 +113,7 @@ class Player:
 def play(
     policy: Policy,
     sampler,
-    make_env: Callable[[], object],
+    new_env: Callable[[], object],
     task_seeds: list[int],
     k: int,
     max_tokens: int,
@@ -126,20 +127,20 @@ def play(
     EnvironmentFailed or ValueError ends only its own episode (Episode.error). Raises
     FloatingPointError if the policy's log-probs are no longer finite.
     """
-    if not task_seeds:  # more processes than tasks: this one has none
+    if not task_seeds:  # several processes play, and there are fewer tasks
         return []
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
-    max_prompt = context - max_tokens  # so that a reply has room
+    max_context = context - max_tokens  # so that a reply has room
     groups = [
-        open_group(policy, make_env, seed, g, k, max_prompt)
+        open_group(policy, new_env, seed, g, k, max_context)
         for g, seed in enumerate(task_seeds)
     ]
     players = sum(groups, [])
     while active := still_playing(players):
         replies = sample_each(sampler, active, max_tokens, temperature, sample_seed)
-        take_turns(policy, active, replies, max_prompt)
-        replies.clear()  # frees the caches of episodes that have ended
+        take_turns(policy, active, replies, max_context)
+        replies.clear()  # or it would hold the caches of ended episodes a turn longer
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
@@ -154,13 +155,14 @@ def sample_each(
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
     # The sampler can keep what it has computed for a conversation; the next turn then
-    # reads only what is new. If an episode is always one turn, that is useless.
+    # reads only what is new. That is useless if an episode is always one turn. (An
+    # environment without max_turns does not say.)
     keep = getattr(players[0].env, "max_turns", None) != 1
     limits = (max_tokens, temperature)
     replies: dict[int, Sample] = {}  # {id of a player: its reply}
     groups = with_one_prompt(players)
-    # A call samples equally often from each prompt. (There is one size of group, if no
-    # episode has ended or failed.)
+    # A call samples k replies to each prompt. Usually there is one call; if some
+    # episodes have ended, groups differ in size, and there is one call for each size.
     for k in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == k]
         prompts = [group[0].episode.token_ids for group in same]
@@ -185,7 +187,10 @@ def with_one_prompt(players: list[Player]) -> list[list[Player]]:
 
 
 def context_of(policy: Policy) -> int:
-    """The most tokens that the model can read in one way, if its config says."""
+    """The longest text that the model can read, in tokens, if its config says.
+
+    Some models read longer texts in another way (rope_switch); they count as too long.
+    """
     config = policy.lm.config.get_text_config()
     limits = getattr(config, "max_position_embeddings", None), rope_switch(config)
     return min(filter(None, limits), default=UNLIMITED)
@@ -197,16 +202,21 @@ def still_playing(players: list[Player]) -> list[Player]:
 
 
 def open_group(
-    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_prompt: int
+    policy: Policy,
+    new_env: Callable,
+    seed: int,
+    number: int,
+    k: int,
+    max_context: int,
 ) -> list[Player]:
     """k players of one task. Each has its prompt, or stop_reason "error".
 
-    max_prompt: the most tokens that a prompt may have.
+    max_context: the most tokens that a prompt may have.
     """
     group = [Player(Episode(seed, number), None, n) for n in range(k)]
     for p in group:
         with end_on_failure(p.episode):
-            p.env = make_env()
+            p.env = new_env()
             p.episode.messages = list(p.env.reset(seed))
     ready = still_playing(group)
     if not ready:
@@ -216,10 +226,10 @@ def open_group(
     ids = prompt_ids(policy, opening, env.tools, env.think)
     alike = all(p.episode.messages == opening for p in ready)
     problem = "" if alike else "two openings, and a group must share one task"
-    if alike and len(ids) > max_prompt:
+    if alike and len(ids) > max_context:
         problem = (
             f"a prompt of {len(ids)} tokens leaves no room for a reply; the limit is "
-            f"{max(max_prompt, 0)}: give a lower --max-tokens or shorter tasks"
+            f"{max(max_context, 0)}: give a lower --max-tokens or shorter tasks"
         )
     for p in ready:
         if problem:
@@ -231,20 +241,20 @@ def open_group(
 
 
 def take_turns(
-    policy: Policy, players: list[Player], samples: list[Sample], max_prompt: int
+    policy: Policy, players: list[Player], samples: list[Sample], max_context: int
 ) -> None:
     """Each player says its reply, and keeps the reply's cache if it plays on."""
     for player, sample in zip(players, samples):
-        take_turn(policy, player.episode, player.env, sample, max_prompt)
+        take_turn(policy, player.episode, player.env, sample, max_context)
         player.cache = sample.cache if not player.episode.stop_reason else None
 
 
 def take_turn(
-    policy: Policy, episode: Episode, env, sample: Sample, max_prompt: int
+    policy: Policy, episode: Episode, env, sample: Sample, max_context: int
 ) -> None:
     """Append one sampled reply, then the environment's messages; or end the episode.
 
-    max_prompt: the most tokens before a reply. Raises FloatingPointError if a log-prob
+    max_context: the most tokens before a reply. Raises FloatingPointError if a log-prob
     is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
 
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
@@ -258,21 +268,22 @@ def take_turn(
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    # Some templates write <think> at the end of the prompt. The environment should see
-    # the whole thought, so it is put back; the end-of-turn token is left out.
+    # The environment does not see the end-of-turn token. It does see the whole thought:
+    # if the template has written <think> at the end of the prompt, that is put back.
     reply_ids = sample.token_ids[:-1] if sample.finished else sample.token_ids
     prefix = start_of_thought(policy.tokenizer, env.think)
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        new_messages, done = env.step(reply)  # a cut reply, too: score() has to see it
+        # Also if the reply was cut off: the environment must see it to score it.
+        new_messages, done = env.step(reply)
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
         elif done:
             episode.stop_reason = "done"
         else:
             ids = ids_until_next_reply(policy, env, sample, new_messages)
-            if len(episode.token_ids) + len(ids) > max_prompt:
+            if len(episode.token_ids) + len(ids) > max_context:
                 episode.stop_reason = "truncated"  # the next reply would not fit
             else:
                 episode.messages += new_messages
@@ -310,7 +321,7 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     It may be longer than the policy's context; sft.py leaves such episodes out.
     """
     [player] = open_group(
-        policy, lambda: env, seed, number=0, k=1, max_prompt=UNLIMITED
+        policy, lambda: env, seed, number=0, k=1, max_context=UNLIMITED
     )
     episode = player.episode
     # What ends a reply: the template's end-of-turn token or, if it has none, the
@@ -338,9 +349,9 @@ if __name__ == "__main__":
     from policy import PICO, PlainSampler, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    make_env = lambda: Letters(2, "binary", think=True, style="bare")
+    new_env = lambda: Letters(2, "binary", think=True, style="bare")
     how = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
-    [[e]] = play(policy, PlainSampler(policy), make_env, [3], **how)
+    [[e]] = play(policy, PlainSampler(policy), new_env, [3], **how)
     print("token              sampled  log-prob")
     for token, sampled, logprob in zip(e.token_ids, e.sampled, e.logprobs):
         said = f"policy {logprob:9.3f}" if sampled else "."

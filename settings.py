@@ -123,7 +123,7 @@ class Config:
     temperature: float = 1.0
     # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence (grpo.correct_for_age); by model size
+    # clip, none, token, sequence (batch.correct_for_age); by model size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0

@@ -14,8 +14,7 @@ import random
 from collections.abc import Callable
 
 from batch import collate, cut
-from grpo import take_step  # gradients add up, are clipped, and a step is taken
-from policy import PLAIN, How, Policy, adam, set_learning_rate
+from policy import PLAIN, How, Policy, adam, set_learning_rate, take_step
 from rollout import Episode, context_of, expert_episode
 
 
@@ -27,8 +26,8 @@ def sft(
     new_env() -> an environment. Call sft() inside `with policy.learning()`.
 
     Returns a dict: "losses", one per step; "tokens", how many were trained on;
-    "demonstrations", how many were made, and "beyond_context" and "too_long", how many
-    of them were not to be shown (select_demonstrations).
+    "demonstrations", how many were made; "beyond_context" and "too_long", how many of
+    them were left out (select_demonstrations).
     """
     seeds = seeds if cfg.sft_steps else []  # 0 steps need no expert
     episodes = [expert_episode(policy, new_env(), seed) for seed in seeds]
@@ -84,9 +83,8 @@ def sft_step(
     tokens per forward pass. Raises FloatingPointError if loss or gradient is not
     finite, before the optimizer step.
     """
-    # The mean is over all n expert tokens of the batch, however it is divided: each
-    # process takes its share of the episodes, cuts it into pieces that fit the memory,
-    # and the gradients add up.
+    # Each part is divided by the n tokens of the whole batch, so the parts' gradients
+    # add up to that of the mean. (With several processes, each has some of the parts.)
     n = sum(e.reply_tokens for e in episodes)
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = how.deal(by_length)

@@ -42,11 +42,11 @@ from sft import sft
 
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
-    run = open_run(cfg, user_flags)  # its folder and, with --resume, its checkpoint
+    run = open_run(cfg, user_flags)  # its folder; with --resume, it finds a checkpoint
     cfg, policy, new_env, rollouts = prepare(cfg, user_flags)
     how = replace(how_to_compute(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
-    run.start(cfg, policy, optimizer)  # from its checkpoint, if there is one
+    run.start(cfg, policy, optimizer)  # loads the checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
     evaluate = partial(evaluate_stage, cfg, run, policy, rollouts, new_env)
 
@@ -62,7 +62,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         run.log_sft(result)
         run.warn(refusals.prompt_warnings(policy, cfg))  # if SFT has other prompts
         run.save(policy, optimizer, how)  # a resumed run need not do SFT again
-    if state.updates == 0:
+    if state.updates == 0:  # a run that was killed before this resumes here
         evaluate("after_sft")
     reference = run.reference(policy)  # what --kl compares with
 
@@ -107,8 +107,8 @@ def prepare(cfg: Config, user_flags: set[str]):
         failures.put_in(cfg.break_)  # a mistake on purpose
 
     # model: its name. reason: a line that says why this one (--model auto depends on
-    # the machine). to_fit: settings with which it fits the card. Several processes
-    # follow the first one's choice.
+    # the machine). to_fit: settings with which it fits the card. (broadcast: if there
+    # are several processes, all take what the first one found.)
     choice = choose_model(*settings.model_request(cfg, user_flags))
     model, reason, to_fit = parallel.broadcast(choice)
     today = parallel.broadcast(cfg.today or date.today().isoformat())
@@ -160,8 +160,8 @@ def probe(cfg: Config, user_flags: set[str]) -> None:
     with rollouts.paused(), policy.learning():
         tasks = partial(new_env, cfg.difficulty)
         shown = sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
-    # Of a file with few rows all training rows are demonstrated. Those of development
-    # never are.
+    # Tasks of development: of a small file of rows, SFT may have shown every training
+    # task.
     unseen = settings.seeds_from(cfg, settings.DEV_SEEDS, cfg.num_tasks)
     rollouts.task_seeds = lambda update: unseen
     level = settings.levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
@@ -175,7 +175,7 @@ def evaluate_stage(cfg: Config, run, policy, rollouts, new_env, stage: str) -> N
     """Play the development tasks greedily; stage: before, after_sft, train or final."""
     with run.clock("eval"):
         seeds = settings.dev_seeds(cfg)
-        sets = eval_sets(cfg, new_env)
+        sets = eval_sets(cfg, new_env)  # {name: (is it trained on?, new_env)}
         bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
         for tasks, (trained, new_task) in bar:
             groups = rollouts.greedy(new_task, seeds, update=run.state.updates)

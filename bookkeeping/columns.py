@@ -22,9 +22,9 @@ Means over tokens unless said otherwise:
 
 import torch
 
-from batch import Batch
+from batch import CAP, Batch
 from fast import parallel
-from grpo import CAP, Updated, k3
+from grpo import Updated, k3
 from policy import How, Policy
 
 # Means over tokens: of an update's last epoch, or of its first (before the first step, a mismatch

@@ -35,13 +35,14 @@ from pathlib import Path
 
 import rollout
 import sft
+from batch import IMPORTANCE
 from bookkeeping import folder
 from bookkeeping.columns import COLUMNS
 from bookkeeping.failures import SETTINGS
 from bookkeeping.records import printable
 from fast import machine, parallel
 from fast.ahead import SECONDS
-from grpo import IMPORTANCE, LOSSES
+from grpo import LOSSES
 from settings import (
     BY_ENV,
     DEV_SEEDS,
@@ -128,6 +129,11 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ("engine", lambda c, x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
     ("baseline", lambda c, x: x not in ("group", "batch", "none"), "choose group, batch, none"),
     ("loss", lambda c, x: x not in LOSSES, f"choose {', '.join(LOSSES)}"),
+    (
+        "loss",
+        lambda c, x: LOSSES[x].whole_groups and parallel.world() > 1,
+        "it compares the episodes of a group, which several processes share; use one process",
+    ),
     ("importance", number(lambda x: x in IMPORTANCE), f"choose {', '.join(IMPORTANCE)}"),
     (
         "preset",

@@ -44,8 +44,7 @@ from bookkeeping import refusals
 from chat import about, read_template
 from fast.machine import choose_model, in_bfloat16, pick_device
 from grpo import LOSSES as OURS
-from grpo import MAX_GRAD_NORM
-from policy import EMBEDDED, Policy, Sample, lora_config
+from policy import EMBEDDED, MAX_GRAD_NORM, Policy, Sample, lora_config
 from rollout import play
 
 # Our loss -> TRL's loss_type and importance_sampling_level. As with ours, its grpo is the mean over

@@ -314,25 +314,24 @@ def pairs(what: str, name: str, *rows: tuple[str, str, str], level: float = 0.95
 
 TABLES: dict[str, Callable[[], str]] = {
     "letters": lambda: right(  # pico_base: what somebody would try first
-        "letters, 0.9M parameters",
+        "counting letters, 0.9M parameters",
         stages(
             "letters",
-            start="warm-up: 100 demonstrations that do not spell",
-            sft_states="the same demonstrations, for as much work as GRPO",
-            rft="its own right answers, drawn once, no RL (half the work)",
-            grpo="**GRPO after the warm-up**",
+            start="after a warm-up: 100 demonstrations that do not spell",
+            sft_states="the same demonstrations, for as many tokens as RL",
+            rft="the warm-up's own right answers, drawn and imitated once",
+            grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
         ),
     ),
     "sums": lambda: right(  # SmolLM2: the same question
-        "sums, SmolLM2-135M",
+        "sums and differences, SmolLM2-135M",
         stages(
             "real",
-            start="warm-up: 100 answers",
+            start="after a warm-up: 100 answers",
             more_sft="the same answers for longer",
-            grpo="**GRPO after the warm-up**",
-            own="RL without a baseline (REINFORCE on right answers)",
-            way_start="100 worked examples, no RL (64 tokens, GRPO 16)",
+            grpo="**RL after the warm-up**",
+            way_start="100 worked examples, no RL, longer replies",
         ),
     ),
     "letters_arms": lambda: made(  # GRPO beside what might do as well

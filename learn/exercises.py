@@ -168,7 +168,7 @@ def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -
 
         log_ratio log [0.8, 0.5, 3], row [0, 0, 1], cap 2  ->  [0.4, 0.4, 2]
 
-    The real one: grpo.importance_weights; look after you have tried.
+    The real one: batch.importance_weights; look after you have tried.
     Question: each of 1,000 tokens is 1% less likely than when it was sampled. What would their
     weights be token by token, and what are they here?
     """

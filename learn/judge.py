@@ -22,7 +22,7 @@ import torch
 
 import grpo
 import metrics
-from batch import Batch
+from batch import Batch, importance_weights
 from env_letters import Task, make_task, score_reply
 from policy import Output, draw, logprobs_and_entropy
 from swarm import governance
@@ -150,7 +150,7 @@ REAL = {
     "group_advantages": grpo.group_advantages,
     "token_weights": token_weights,
     "clipped_loss": clipped_loss,
-    "importance_weights": partial(grpo.importance_weights, "sequence"),
+    "importance_weights": partial(importance_weights, "sequence"),
     "k3": grpo.k3,
     "wilson": lambda x, n: attrgetter("low", "high")(metrics.proportion(x, n)),
     "expect": lambda mean, var, spread, p, noise: governance.expect(

@@ -11,6 +11,7 @@ import torch
 
 import grpo
 from bookkeeping.columns import log_columns
+from policy import MAX_GRAD_NORM
 from settings import Config
 from train import how_to_compute
 
@@ -22,12 +23,12 @@ def train_on(policy, optimizer, groups, reference=None, version=None, **flags) -
 
     version: how many updates the policy has seen; None: as many as the one that sampled.
     """
-    longest = flags.pop("max_grad_norm", grpo.MAX_GRAD_NORM)
+    longest = flags.pop("max_grad_norm", MAX_GRAD_NORM)
     cfg = replace(FLAGS, **flags)
     for e in (e for group in groups for e in group):
         e.age = 0 if version is None else version - e.policy_version
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "MAX_GRAD_NORM", longest)
+        patch.setattr("policy.MAX_GRAD_NORM", longest)
         grpo.compute_advantages(groups, cfg)
         how = how_to_compute(cfg, policy)
         done = grpo.update(policy, optimizer, sum(groups, []), cfg, reference, how)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import grpo
-from batch import Batch, cut
+from batch import IMPORTANCE, Batch, cut, importance_weights
 from fast import logprobs
-from grpo import IMPORTANCE, LOSSES, group_advantages, importance_weights, token_weights
+from grpo import LOSSES, group_advantages, token_weights
 from policy import Output, with_weights
 from rollout import Episode
 from steps import FLAGS, assert_close, gradients, naive_logprobs, snapshot, stir, train_on
@@ -525,7 +525,7 @@ def test_a_loss_that_does_not_ask_for_logits_gets_no_entropy(load, monkeypatch):
 
 def test_a_process_reward_is_an_advantage_per_token(load, monkeypatch):
     """Every other token is paid: the same as weights of 0 and 1."""
-    monkeypatch.setattr(grpo, "MAX_GRAD_NORM", 1e9)
+    monkeypatch.setattr("policy.MAX_GRAD_NORM", 1e9)
     policy, factors = load("qwen3", 4, awake=True), {}
     groups = make_groups(policy, REWARDS)
     cfg = replace(FLAGS, loss="reinforce", normalize=False)

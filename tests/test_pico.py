@@ -26,7 +26,7 @@ import warm
 from bookkeeping import refusals
 from chat import encode, render
 from fast.sampler import TorchSampler
-from policy import PICO, load_policy
+from policy import MAX_GRAD_NORM, PICO, load_policy
 from rollout import play
 from steps import stir
 from warm import ROOT
@@ -96,7 +96,7 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
         assert getattr(cfg, name) == getattr(pico, called.get(name, name.upper())), name
     assert (cfg.sft_examples, cfg.eval_n) == (len(pico.SFT_SEEDS), len(pico.DEV))
     assert list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.DEV[0] == settings.DEV_SEEDS
-    assert grpo.MAX_GRAD_NORM == pico.MAX_NORM
+    assert MAX_GRAD_NORM == pico.MAX_NORM
 
 
 # ----------------------------------------------------------------------- the book, part by part
