@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 import grpo
 from batch import IMPORTANCE, Batch, cut, importance_weights
+from bookkeeping import refusals
 from fast import logprobs
 from grpo import LOSSES, group_advantages, token_weights
 from policy import Output, with_weights
 from rollout import Episode
+from settings import Config
 from steps import FLAGS, assert_close, gradients, naive_logprobs, snapshot, stir, train_on
 
 NAN = float("nan")
@@ -161,6 +163,11 @@ def test_micro_batches_hold_every_episode_once_within_the_budget(rows, budget, s
         own = {n for n, one in enumerate(prompts) if one == prompt}
         whole = len(prompt) + len(own) * max(replies[n] for n in own)
         assert sum(not own.isdisjoint(part) for part in parts) == 1 or whole > budget
+    uncut = cut(episodes, budget, shared, whole=True)
+    assert sorted(sum(uncut, [])) == [*range(len(rows))]
+    for prompt in set(prompts):
+        own = {n for n, one in enumerate(prompts) if one == prompt}
+        assert sum(not own.isdisjoint(part) for part in uncut) == 1
 
 
 # ------------------------------------------------------------------- a batch, and the formulas
@@ -513,6 +520,37 @@ def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
     expected = naive_loss(policy, groups, "bonus") - 0.1 * torch.cat(entropies).mean()
     expected.backward()
     assert_close(ours, gradients(policy))
+
+
+def test_a_loss_that_compares_a_group_sees_all_of_it(load, monkeypatch):
+    """Also episodes without an advantage, and however few tokens fit into a forward pass."""
+    seen = []
+
+    def compared(batch, now, ratio, clip):
+        seen.append(Counter(e.group for e in batch.episodes))
+        groups = torch.tensor([e.group for e in batch.episodes])[batch.episode_of]  # [M]
+        sums = torch.zeros(9).index_add(0, groups, now.logprobs)
+        return batch.advantages * sums[groups]
+
+    monkeypatch.setitem(LOSSES, "compared", grpo.Loss(compared, whole_groups=True))
+    found = []
+    for micro_tokens in (HUGE, 1):
+        policy = load("qwen3", 4, awake=True)
+        seen.clear()
+        run(
+            policy,
+            make_groups(policy, [*REWARDS, [0.5] * 4]),
+            "compared",
+            micro_tokens=micro_tokens,
+        )
+        found.append(gradients(policy))
+        sizes = sum(seen, Counter())
+        assert {group: n // 2 for group, n in sizes.items()} == {0: 4, 1: 4, 2: 4}  # twice a pass
+        assert len(seen) == (2 if micro_tokens == HUGE else 6)
+    assert_close(found[1], found[0], 1e-3)
+    monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
+    with pytest.raises(ValueError, match="--loss compared: it compares the episodes of a group"):
+        refusals.check(Config(loss="compared"))
 
 
 def test_a_loss_that_does_not_ask_for_logits_gets_no_entropy(load, monkeypatch):
