@@ -10,7 +10,7 @@ turns). What the environment says next is rendered alone, and appended. batch.py
 the mask of the loss from `sampled`.
 
 A run also logs `mismatch`, how far the trainer's log-probs are from the sampler's. Both
-compute them from the same weights, only in another order. If they differ by more than
+compute them from the same weights, only in a different order. If they differ by more than
 rounding, there is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
