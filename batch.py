@@ -4,7 +4,7 @@
 
 How episodes are cut changes memory and time but never the gradient, because each
 token's weight is computed over the whole batch first (grpo.py). The end of the file is
-about samples of another policy than the one that is trained: leave it for later.
+about samples from a policy other than the one in training: leave it for later.
 
 Run me: `python batch.py` shows a batch of two episodes.
 """

@@ -36,11 +36,11 @@ the public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it is.
 without it the average is raised, so only a good *episode* pays.
 
 The tasks and the scoring are those of Prime Intellect's alphabet-sort; the wording of
-the prompts and the names are ours. Where its rules leave a choice, this is ours. The
-names of one episode differ in both first *and* last name, so there is only one right
-order. A turn that was never played scores 0. Blocks inside <think> are thoughts, not
-attempts. Empty lines in a block are dropped. A block longer than twice the right list
-plus 500 characters scores 0 (MOST_MORE).
+the prompts and the names are ours. Where its rules leave a choice, we chose as follows.
+The names of one episode differ in both first *and* last name, so there is only one
+right order. A turn that was never played scores 0. Blocks inside <think> are thoughts,
+not attempts. Empty lines in a block are dropped. A block longer than twice the right
+list plus 500 characters scores 0 (MOST_MORE).
 
 Run me: `python env_alphabet.py` plays an episode, then scores three bad players.
 """

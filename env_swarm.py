@@ -37,7 +37,7 @@ economy that docs/swarm.md links.)
     quality     the mean p, the probability of being good (swarm/economy.py), over the
                 model's submissions and accepted trades, in both directions; 0 if there
                 are none.
-    diversity   Shannon entropy of the tools used with success, over its largest
+    diversity   Shannon entropy of the tools used with success, divided by its largest
                 possible value.
 
 swarm/ has the world: its rules and books (economy), the ten tools (tools), the

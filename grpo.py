@@ -10,9 +10,9 @@ bad ones a little less likely. That is all. The group's mean is the baseline, so
 second network has to predict rewards (PPO has one). A group whose answers all score the
 same teaches nothing (its advantages are 0) and is skipped.
 
-Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
+Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
 policy either. There is one optimizer step per batch by default, so the importance ratio
-(how likely a token is now, over how likely it was when it was sampled) is 1 and
+(how likely a token is now, divided by how likely it was when it was sampled) is 1 and
 clipping never acts.
 
 Watch the reward and grad_norm, not the printed loss. With grpo that is minus the mean

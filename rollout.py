@@ -10,8 +10,8 @@ turns). What the environment says next is rendered alone, and appended. batch.py
 the mask of the loss from `sampled`.
 
 A run also logs `mismatch`, how far the trainer's log-probs are from the sampler's. Both
-compute them from the same weights, only in another order. If they differ by more than
-rounding, there is a mistake.
+compute them from the same weights, only in a different order. If they differ by more
+than rounding, there is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
