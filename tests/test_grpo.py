@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 import grpo
 from batch import IMPORTANCE, Batch, cut, importance_weights
-from bookkeeping import refusals
 from fast import logprobs
 from grpo import LOSSES, group_advantages, token_weights
 from policy import Output, with_weights
 from rollout import Episode
-from settings import Config
 from steps import FLAGS, assert_close, gradients, naive_logprobs, snapshot, stir, train_on
 
 NAN = float("nan")
@@ -548,9 +546,6 @@ def test_a_loss_that_compares_a_group_sees_all_of_it(load, monkeypatch):
         assert {group: n // 2 for group, n in sizes.items()} == {0: 4, 1: 4, 2: 4}  # twice a pass
         assert len(seen) == (2 if micro_tokens == HUGE else 6)
     assert_close(found[1], found[0], 1e-3)
-    monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
-    with pytest.raises(ValueError, match="--loss compared: it compares the episodes of a group"):
-        refusals.check(Config(loss="compared"))
 
 
 def test_a_loss_that_does_not_ask_for_logits_gets_no_entropy(load, monkeypatch):

@@ -13,6 +13,7 @@ import settings
 from bookkeeping import failures, refusals
 from bookkeeping.again import MAY_BE_TYPED
 from bookkeeping.folder import resume_folder, take_typed
+from grpo import LOSSES, Loss, reinforce
 from rollout import EnvironmentFailed
 from settings import Config
 
@@ -92,6 +93,7 @@ REFUSED = [  # (flags, what is said)
     ({"engine": "vllm"}, "--engine vllm: with several processes vLLM needs a second"),
     ({"engine": "tpu"}, "--engine tpu: choose auto, torch, vllm"),
     ({"loss": "ppo"}, "--loss ppo: choose reinforce, grpo, dr_grpo"),
+    ({"loss": "compared"}, "--loss compared: it compares the episodes of a group"),
     ({"importance": "all"}, "--importance all: choose clip, none, token, sequence"),
     ({"baseline": "mean"}, "--baseline mean: choose group, batch, none"),
     ({"preset": "sede"}, "--preset sede: choose seed, swarm-published"),
@@ -145,6 +147,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
     """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
+    monkeypatch.setitem(LOSSES, "compared", Loss(reinforce, whole_groups=True))
     monkeypatch.setattr(refusals.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
     heard = []

@@ -29,9 +29,9 @@ MAY = {
     "chat": set(),
     "policy": {"chat", "env_letters"},
     "rollout": {"policy", "chat", "env_letters"},
-    "batch": {"rollout"},  # its demo
+    "batch": {"policy", "rollout"},  # rollout: its demo
     "grpo": {"policy", "batch", "rollout"},
-    "sft": {"policy", "batch", "rollout", "grpo", "env_letters"},
+    "sft": {"policy", "batch", "rollout", "env_letters"},
     "settings": {*ENVS, "bridges/known"},  # the chosen environment; known tasks
     "evaluate": {"policy", "rollout", "metrics", "settings"},
     "fast": {"fast", *CORE - {"grpo", "sft"}},
