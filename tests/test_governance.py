@@ -23,6 +23,7 @@ from swarm.governance import (
     v_hat,
 )
 from test_env_swarm import check_books
+from warm import ROOT
 
 
 def deal(p: float, accepted: bool = True, who: str = "a", to: str = "b") -> Interaction:
@@ -359,3 +360,20 @@ def test_the_command_plays_the_changes_at_two_shares(tmp_path, monkeypatch, caps
     assert saved["made_by"].endswith("--seeds 1 --noise 0.5 --changes") and not plot.exists()
     assert saved["arms"]["slow: lag"]["settings"]["lag"] == 1
     assert list(saved["arms"]["slow: before"]["shares"]) == ["3", "4"]
+
+
+def test_the_claim_is_judged_by_the_welfare_of_the_sweep():
+    """results/claims.json repeats it, so a new sweep must reach it."""
+    read = lambda name: json.loads((ROOT / f"results/{name}.json").read_text())
+    found = read("claims")["claims"]["governance"]
+    swept = {name: arm["shares"] for name, arm in read("governance")["arms"].items()}
+    welfare = lambda name, share: np.array(swept[name][share]["welfare"])
+    for text, rows in {
+        "welfare at 37.5%, with detection": welfare("fast + pairs", "3"),
+        "welfare at 50%, with detection": welfare("fast + pairs", "4"),
+        "welfare at 37.5%, without detection": welfare("fast tier", "3"),
+    }.items():
+        assert found["checks"][text] == pytest.approx(rows, abs=1e-9)
+    for percent, share in (("37.5", "3"), ("50", "4")):
+        gained = welfare("fast + pairs", share) - welfare("fast tier", share)
+        assert found["beside"][f"welfare: detection at {percent}%"]["rows"] == pytest.approx(gained)
