@@ -6,7 +6,6 @@ window is wrong. So no window here is fixed: it grows with the noise, and ends w
 changed.
 
     trend            has it settled, is it still moving, or is it too early to tell?
-    since_step       how many updates since the level last dropped or jumped?
     adaptive_window  how many of the last updates describe the present? Two decisions look at these:
     passed           is the present level surely above a bar? (a curriculum goes up)
     present_trend    has the present settled? (--until-converged, --stop-when-settled, the report)
@@ -26,7 +25,6 @@ import metrics
 # scipy is imported where it is needed: that takes a second.
 
 SHORTEST = 30  # updates: in fewer, nothing counts as settled
-STEP = 4.0  # a step in the level is this many standard errors high (since_step says why)
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def trend(values, tolerance: float = 0.01) -> Trend:
     shown = slope.text(unit=" per 10 updates", sign="+")
     if flat:
         # Its level is known best from all values since the last step, if they are more.
-        now = metrics.level(values[-max(slope.n, since_step(values)) :])
+        now = metrics.level(values[-max(slope.n, metrics.since_step(values)) :])
         return Trend(
             True,
             f"settled at {now.text(2)} over the last {now.n} updates "
@@ -68,31 +66,18 @@ def trend(values, tolerance: float = 0.01) -> Trend:
     )
 
 
-def since_step(values: np.ndarray) -> int:
-    """How many updates since the level last stepped; all, if it never did.
-
-    Cut at the biggest step if it is high enough, then look to the right of it: a test like
-    Worsley's (1979, JASA 74), in the spirit of ADWIN (Bifet and Gavaldà 2007). High enough is 4
-    standard errors and not 2, because the best of all splits is taken, again after every update.
-    About one flat run of 200 updates in ten is cut by mistake, and far more if neighbours are
-    correlated.
-    """
-    height, left = metrics.biggest_step(values)
-    return since_step(values[left:]) if height > STEP else len(values)
-
-
 def adaptive_window(values) -> int:
     """How many of the last updates describe the present.
 
-    It starts with all since the last step, so that noise averages out, and halves them while a line
-    through them hints at a slope (p < 0.2). On a slow rise it still lags, and a fixed window of 10
-    describes the present better.
+    It starts with all since the last step (metrics.since_step), so that noise averages out, and
+    halves them while a line through them hints at a slope (p < 0.2). On a slow rise it still lags,
+    and a fixed window of 10 describes the present better.
     """
     from scipy import stats
 
     values = np.asarray(values, dtype=float)
     hints_at_slope = lambda y: stats.linregress(np.arange(len(y)), y).pvalue <= 0.2
-    window = since_step(values)
+    window = metrics.since_step(values)
     while window >= 2 * metrics.LEAST and hints_at_slope(values[-window:]):
         window //= 2
     return window

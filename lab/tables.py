@@ -638,7 +638,26 @@ def words(key: str, digits: int = 2) -> Cell:
     return lambda cell: governance.words(cell[key], digits)
 
 
+def changed(share: str) -> dict[str, Cell]:
+    """Two columns: welfare at a share of deceptive bots, and minus that under the rules of before.
+
+    An arm's name is "governance: what is changed".
+    """
+    welfare = lambda arm: arm["shares"][share]["welfare"]
+    before = lambda arm: welfare(arm["others"][arm["name"].split(":")[0] + ": before"])
+    gained = lambda arm: metrics.gain(before(arm), welfare(arm)).signed(2)
+    at = f"{int(share) / governance.AGENTS:.1%}"
+    return {
+        f"welfare, {at}": lambda arm: governance.words(welfare(arm)),
+        f"minus before, {at}": lambda arm: "" if "before" in arm["name"] else gained(arm),
+    }
+
+
 TABLES |= {
+    "governance_changes": lambda: made(
+        arms("governance_changes"),
+        {"governance: what is changed": "{name}", **changed("3"), **changed("4")},
+    ),
     "governance_welfare": lambda: table(  # per possible deal, in truth, of the last ten epochs
         f"welfare, deceptive: | {SHARES}",
         ([name, *map(words("welfare"), cells)] for name, cells in governed().items()),

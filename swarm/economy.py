@@ -309,9 +309,12 @@ def tell(economy: Economy, text: str) -> None:
 # --------------------------------------------------------------------------- governance
 
 
-def end_step(economy: Economy) -> None:
-    """After all have acted: reputations decay, the breaker freezes, old things lapse."""
-    decay_and_freeze(economy)
+def end_step(economy: Economy, breaker: bool = True) -> None:
+    """After all have acted: reputations decay, the breaker freezes, old things lapse.
+
+    breaker: False if somebody else freezes (the council of swarm/governance.py).
+    """
+    decay_and_freeze(economy, breaker)
     lapse(economy)
     economy.step += 1
     epoch, step_of_epoch = divmod(economy.step - 1, STEPS)  # both from 0
@@ -333,7 +336,7 @@ def rule(name: str, value: float) -> str:
     }[name]
 
 
-def decay_and_freeze(economy: Economy) -> None:
+def decay_and_freeze(economy: Economy, breaker: bool) -> None:
     """Reputations decay, twice after a pass or an error; below the threshold a member is frozen.
 
     In v0.1 it is frozen for good, in v0.2 for three steps.
@@ -344,7 +347,7 @@ def decay_and_freeze(economy: Economy) -> None:
         member.reputation *= economy.rules["decay"] ** (2 if idle else 1)
         member.passed = False
         who = "you are" if member.name == ME else f"{member.name} is"
-        if not member.frozen_at and member.reputation < threshold:
+        if breaker and not member.frozen_at and member.reputation < threshold:
             member.frozen_at = economy.step
             for task in economy.tasks.values():
                 if task.holder == member.name:

@@ -12,21 +12,28 @@ them deceptive, show what that is worth:
     gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given
               what is believed of the proposer, too
     fast      the local tier: reputation, stakes and audits, decided at once by the two sides
-    slow      the global tier: a council votes and looks at who deals with whom. It stops all deals
-              for a step, so it meets only on a signal
+    slow      the global tier: a council votes, looks at who deals with whom, and at who has lost
+              its reputation (the circuit breaker). It stops all deals for a step and answers an
+              epoch later, while those that it will freeze go on; so it meets only on a signal
 
-    signals -> p -> gate -> deal -> audits -> watch -> (signal) -> council -> freeze
+    signals -> p -> gate -> deal -> audits -> watch -> (signal) -> council -> (an epoch) -> freeze
+
+No window is fixed: of the last readings, audits, epochs or deals those count that came after the
+last sure change of their level (`recent`).
 
 How the bots live (chosen once, before the first sweep; nothing was set by looking at published
 results):
 
     agents    0 to 5 of 8 are deceptive, two opportunistic, the rest honest. Each proposes one deal
-              per step, to any other. Books, tax, reputation and breaker are swarm/economy.py's.
+              per step, to any other. Books, tax and reputation are swarm/economy.py's.
     truth     a deal is beneficial with probability 0.9 (honest; deceptive while it builds trust),
               0.7 (opportunistic) or 0.1 (an exploit, or a deal inside the ring)
     deceit    as in swarm/bots.py v0.2, after five times as many interactions. An exploit takes 5
               to 20 resources and looks 30% of the way to a good deal. An agent that returns from
               a freeze builds trust anew.
+    caution   what they fear is suspicion, not the fine, which is less than most exploits take. Each
+              estimates from its own deals how often it is audited, and lies low (deals like the
+              honest, with anyone) until that is no more than what anyone has to expect
     ring      deceptive agents seek each other in half of their deals, and report good ones: only
               audits, or who deals with whom, can tell
     council   all agents that are not frozen vote: the deceptive ones against the others, the rest
@@ -40,16 +47,20 @@ seed, so differences between them are paired.
 Sources: proxy, worth and measures are the published ones of the SWARM framework (weights 0.4, 0.2,
 0.2, 0.2; k = 2; S - E).
 
+Until commit eedab5ed the breaker was in the fast tier, a meeting answered at once, the deceptive
+did not mind audits, and windows were fixed. `--changes` plays these rules of before, each of the
+four changes alone, and all of them.
+
 Run me: `python -m swarm.governance` plays every governance at every share of deceptive bots, six
 seeds each, and prints a table. `--seeds 24 --save results/governance.json` made those in
-docs/swarm.md.
+docs/swarm.md, and `--changes --seeds 24 --save results/governance_changes.json` the one of changes.
 """
 
 import json
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby, pairwise, product
 from pathlib import Path
 from statistics import NormalDist
@@ -114,13 +125,31 @@ def thrash(deals: Iterable[Interaction]) -> float:
 class Watch:
     """The proxy's record of its errors: one deal in ten is read twice, and some are audited."""
 
-    rereads: deque = field(default_factory=lambda: deque(maxlen=200))  # (first p, second p)
-    audits: deque = field(default_factory=lambda: deque(maxlen=100))  # (p, outcome: good 1, bad 0)
+    rereads: list = field(default_factory=list)  # (first p, second p)
+    audits: list = field(default_factory=list)  # (p, outcome: good 1, bad 0)
+    fixed: bool = False  # the windows of before: the last 200 rereads and 100 audits
+
+
+def recent(values: list, series: list[float], fixed: int = 0) -> list:
+    """The last values: all since the level of their series last surely changed.
+
+    So the window grows with the noise, and a clear change shortens it, to ten at least: fewer
+    cannot show a change (metrics.biggest_step). series: a number per value; fixed: so many
+    instead, whatever the series says.
+    """
+    window = fixed or max(2 * metrics.LEAST, metrics.since_step(np.array(series)))
+    return values[-window:]
+
+
+def recent_rereads(watch: Watch) -> list:
+    """Their series is how far the two readings lie apart: the noise itself."""
+    return recent(watch.rereads, [abs(a - b) for a, b in watch.rereads], 200 * watch.fixed)
 
 
 def reading_variance(watch: Watch) -> float:
     """Variance of a reading: half the mean squared difference of two. 0.01 before ten pairs."""
-    n, squares = len(watch.rereads), sum((a - b) ** 2 for a, b in watch.rereads)
+    pairs = recent_rereads(watch)
+    n, squares = len(pairs), sum((a - b) ** 2 for a, b in pairs)
     return squares / (2 * n) if n >= 10 else 0.01
 
 
@@ -129,13 +158,16 @@ def noisy(watch: Watch, bar: float) -> bool:
 
     Then p is too noisy to govern by.
     """
-    n, flips = len(watch.rereads), sum((a >= bar) != (b >= bar) for a, b in watch.rereads)
+    pairs = recent_rereads(watch)
+    n, flips = len(pairs), sum((a >= bar) != (b >= bar) for a, b in pairs)
     return flips > 0.1 * n and metrics.proportion(flips, n).low > 0.1
 
 
 def too_kind(watch: Watch) -> bool:
     """Are audited deals surely (97.5%) worse than p said? A proxy that is too strict is safe."""
-    n, errors = len(watch.audits), np.array([p - outcome for p, outcome in watch.audits])
+    series = [p - outcome for p, outcome in watch.audits]
+    errors = np.array(recent(series, series, 100 * watch.fixed))
+    n = len(errors)
     return n >= 30 and bool(errors.mean() > 1.96 * errors.std(ddof=1) / math.sqrt(n))
 
 
@@ -220,6 +252,14 @@ def pair_tests(quality: list, expected: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.where(by_pair > 0, at_least, 1.0), special.ndtr(-(z + z.T) / math.sqrt(2))
 
 
+def unlike_chance(counts: np.ndarray, expected: np.ndarray) -> float:
+    """How far from chance are an epoch's dealings? About 1 if partners are chosen at random.
+
+    This is the index of dispersion of the counts [n, n], of i's proposals to j.
+    """
+    return float(((counts - expected) ** 2).sum() / max(expected.sum(), 1e-9))
+
+
 def colluding(quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
     """The pairs with too many or too good deals for chance, by Holm's correction (1979).
 
@@ -246,6 +286,10 @@ class Stack:
     stake: float = 10.0  # resources needed to propose, and lost if an audit finds a fault
     audit_cost: float = 0.2  # welfare: a tenth of what a good deal yields
     freeze: int = 3  # epochs
+    breaker: str = "slow"  # the tier that freezes for a low reputation; fast: after every step
+    lag: int = 1  # epochs from a meeting to its answer: all have to be heard
+    nerve: float | None = 1.0  # of the deceptive: see boldness. None: they do not mind audits
+    windows: str = "adaptive"  # or fixed: 200 rereads, 100 audits, 15 epochs, 10 deals
 
 
 STACKS = {
@@ -259,8 +303,28 @@ STACKS = {
     "fast + slow tier": Stack(local=True, vote=True, pairs=True),
     "slow every epoch": Stack(local=True, vote=True, pairs=True, always=True),
 }
+# The rules of before, and which of them are in force in each line of `--changes`. bolder: with all
+# four changes, the deceptive put up with three times the ordinary rate of audits.
+BEFORE = {"breaker": "fast", "lag": 0, "nerve": None, "windows": "fixed"}
+before_but = lambda *new: {rule: value for rule, value in BEFORE.items() if rule not in new}
+CHANGED = {
+    "before": BEFORE,
+    **{new: before_but(new) for new in BEFORE},
+    "all": {},
+    "bolder": {"nerve": 3.0},
+}
+CHANGES = {
+    f"{of}: {change}": replace(STACKS[name], **rules)
+    for of, name in (
+        ("fast", "fast tier"),
+        ("slow", "fast + slow tier"),
+        ("always", "slow every epoch"),
+    )
+    for change, rules in CHANGED.items()
+}
 FAST = {"tax": 0.05, "decay": 0.99, "threshold": 15.0}  # swarm/economy.py's, per step
 AGENTS, SHARES = 8, range(6)  # so many of the eight are deceptive
+AUDITED = 0.1  # the share of accepted deals that is audited without a suspicion
 
 
 def audit_rate(belief: Belief, p: float, flagged: bool) -> float:
@@ -270,17 +334,18 @@ def audit_rate(belief: Belief, p: float, flagged: bool) -> float:
     the watch has flagged p.
     """
     surprise = (p - belief.mean) ** 2 > 4 * (belief.var + belief.spread)
-    return min(1.0, (0.5 if surprise else 0.1) * (2 if flagged else 1))
+    return min(1.0, (0.5 if surprise else AUDITED) * (2 if flagged else 1))
 
 
 def call_council(series: list[float], watch: Watch, epochs_since: int) -> bool:
-    """The slow tier's signal: a step in the mean p of proposals since it met, or a proxy too kind.
+    """The slow tier's signal: a step in the mean p of proposals since it answered, or a proxy too
+    kind.
 
-    The step has to be four standard errors. A kind proxy calls at most every five epochs: it takes
-    time to see whether a meeting helped.
+    The step has to be four standard errors (metrics.STEP). A kind proxy calls at most every five
+    epochs: it takes time to see whether a meeting helped.
     """
-    height, _ = metrics.biggest_step(np.array(series))
-    return height > 4 or (epochs_since >= 5 and too_kind(watch))
+    stepped = metrics.since_step(np.array(series)) < len(series)
+    return stepped or (epochs_since >= 5 and too_kind(watch))
 
 
 def outvoted(ballots: dict[str, set[str]]) -> list[str]:
@@ -316,11 +381,25 @@ def observe(quality: float, noise: float, dice) -> float:
     return proxy(progress, *counts, engagement)
 
 
-def choose(agent: Member, others: list[Member], dice):
-    """(the partner to propose to, how good the deal is, how good it looks, what it takes)."""
+def boldness(suspected: list[bool]) -> float:
+    """The share of its chances to deceive that a deceptive agent takes.
+
+    It estimates how often it is audited from its own accepted deals (suspected: was each audited?),
+    beginning with one audit in ten. If that is twice as often as without a suspicion, it takes half
+    of its chances. A step for which it is frozen counts as an audited deal.
+    """
+    estimate = (1 + sum(suspected)) / (10 + len(suspected))
+    return min(1.0, AUDITED / estimate)
+
+
+def choose(agent: Member, others: list[Member], dice, bold: bool):
+    """(the partner to propose to, how good the deal is, how good it looks, what it takes).
+
+    bold: would a deceptive agent dare to deceive in this deal?
+    """
     partner, inside, which = pick(dice, others), chance(dice, COLLUDE), dice.random()
     take, quality = between(dice, 5, 20), QUALITY[agent.kind]
-    if agent.kind == "deceptive":
+    if agent.kind == "deceptive" and bold:
         mates = [m for m in others if m.kind == "deceptive"]
         partner = mates[int(which * len(mates))] if inside and mates else partner
         if partner in mates:
@@ -345,9 +424,6 @@ def market(stack: Stack, adversaries: int, seed: int) -> Economy:
 
 
 # ------------------------------------------------------------------------- one run
-LOOK_BACK = 15  # collusion detection sees the deals of so many epochs
-
-
 class Run:
     """One governance and one seed, from the first deal until it has settled.
 
@@ -355,18 +431,22 @@ class Run:
     """
 
     def __init__(self, stack: Stack, adversaries: int, seed: int, noise=NOISE, least=25, most=100):
-        self.stack, self.noise, self.watch = stack, noise, Watch()
+        self.stack, self.noise, self.watch = stack, noise, Watch(fixed=stack.windows == "fixed")
         self.economy = market(stack, adversaries, seed)
         self.members = list(self.economy.members.values())
         self.beliefs = {name: Belief() for name in self.economy.members}
-        self.deals: list[Interaction] = []  # with p as the proxy gave it
+        self.deals = self.economy.interactions  # with p as the proxy gave it
         self.true_deals: list[Interaction] = []  # with the probability that it is beneficial
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, as a share of what was proposed
-        self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i chose at random
+        # [2, n, n] by epoch: how often i proposed to j, and would have if it chose at random
+        self.dealings: list[np.ndarray] = []
         self.noisy = self.too_kind = False  # the watch's verdict after the last epoch
-        self.meetings = self.audits = self.flagged = 0
-        self.met = 0  # the epoch of the last meeting
+        self.meetings = self.flagged = 0
+        # by agent, of each of its accepted deals: was it audited? And True for each step frozen
+        self.suspected: list[list[bool]] = [[] for _ in range(AGENTS)]
+        self.met = 0  # the epoch of the last meeting's answer
+        self.answers = deque([set()] * stack.lag)  # of meetings, not given yet: whom to freeze
         self.sits = False  # is the next step a meeting of the council?
         rng = np.random.default_rng([seed, AGENTS])
         for epoch in range(1, most + 1):
@@ -378,26 +458,29 @@ class Run:
         """Five steps; if the council sits, it does so in the first, and nobody deals."""
         first, worth = len(self.deals), 0.0
         self.variance = reading_variance(self.watch)
-        self.by_chance.append(np.zeros((AGENTS, AGENTS)))
+        self.dealings.append(np.zeros((2, AGENTS, AGENTS)))
         for step, rows in enumerate(luck):
             for k in [] if self.sits and step == 0 else range(AGENTS):
                 i = (self.economy.step + k) % AGENTS
                 worth += self.deal(i, rows[i])
-            end_step(self.economy)
+            end_step(self.economy, breaker=self.stack.breaker == "fast")
         new = self.deals[first:]
         self.welfare.append(worth / (STEPS * AGENTS))
         self.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
         self.noisy, self.too_kind = noisy(self.watch, self.stack.bar), too_kind(self.watch)
         self.flagged += self.noisy or self.too_kind
-        recent = (d for d in self.deals if d.step > STEPS * self.met)
-        steps = [[d.p for d in deals] for _, deals in groupby(recent, lambda d: d.step)]
-        series = [sum(p) / len(p) for p in steps]  # since the last meeting
+        since = (d for d in self.deals if d.step > STEPS * self.met)
+        steps = [[d.p for d in deals] for _, deals in groupby(since, lambda d: d.step)]
+        series = [sum(p) / len(p) for p in steps]  # since the last answer
         self.sits = (self.stack.vote or self.stack.pairs) and (
             self.stack.always or call_council(series, self.watch, epoch - self.met)
         )
-        if self.sits:
-            self.council()
-            self.met = epoch
+        self.answers.append(self.council() if self.sits else set())
+        named = self.answers.popleft()
+        for member in self.members:
+            if member.name in named and not member.frozen_at:
+                # The economy lets a member back after APPEAL_STEPS; this is dated ahead.
+                member.frozen_at = self.economy.step + STEPS * self.stack.freeze - APPEAL_STEPS
 
     def deal(self, i: int, row: list[float]) -> float:
         """The turn of agent i: it proposes, the gate decides, the books move, an audit may follow.
@@ -412,31 +495,34 @@ class Run:
             # Once it is back, it builds trust anew, and what it does counts for more.
             agent.interactions = 0
             belief.var = Belief.var
+            self.suspected[i].append(True)
         if agent.frozen_at or poor or not partners:
             agent.passed = True
             return 0.0
-        self.by_chance[-1][i, partners] += 1 / len(partners)
-        others = [self.members[j] for j in partners]
-        partner, quality, looks, take = choose(agent, others, dice_of(row))
+        self.dealings[-1][1, i, partners] += 1 / len(partners)
+        dares = stack.nerve is None or row[7] < stack.nerve * boldness(self.suspected[i])
+        partner, quality, looks, take = choose(
+            agent, [self.members[j] for j in partners], dice_of(row), dares
+        )
+        self.dealings[-1][0, i, self.members.index(partner)] += 1
         read = lambda at: observe(looks, self.noise, dice_of(row[at:]))
         p = read(8)
         if row[18] < 0.1:
             self.watch.rereads.append((p, read(13)))
-        rate = audit_rate(belief, p, self.noisy or self.too_kind) if stack.local else 0.0
+        audited = stack.local and row[20] < audit_rate(belief, p, self.noisy or self.too_kind)
         trade = Proposal("deal", agent.name, partner.name, "", 0.0, p, economy.step)
         economy.proposals[trade.id] = trade
         yes = decide(stack.gate, belief, p, self.variance, stack.bar, self.noisy)
         answer = act.accept_proposal if yes else act.reject_proposal
         answer(economy, partner.name, trade.id)
-        self.deals.append(economy.interactions[-1])
         self.true_deals.append(self.deals[-1]._replace(p=quality))
         if not yes:
             return 0.0
+        self.suspected[i].append(audited)
         if take:
             earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
-        if row[20] >= rate:
+        if not audited:
             return social(quality)
-        self.audits += 1
         outcome = float(row[21] < quality)
         self.watch.audits.append((p, outcome))
         learn(belief, outcome, OUTCOME_NOISE)
@@ -445,28 +531,32 @@ class Run:
             respect(agent, -act.FINE_REPUTATION)
         return social(quality) - stack.audit_cost
 
-    def council(self) -> None:
-        """The slow tier meets: it votes, looks at who deals with whom, and freezes."""
+    def council(self) -> set[str]:
+        """The slow tier meets: whom does it want frozen? It votes, looks at who deals with whom,
+        and at who has lost its reputation."""
         step, names, named = self.economy.step, list(self.beliefs), set()
         self.meetings += 1
+        self.met = len(self.welfare) + self.stack.lag
         if self.stack.vote:
             named |= set(outvoted(self.ballots()))
         if self.stack.pairs:
-            recent = [d for d in self.deals if d.step >= step - LOOK_BACK * STEPS]
-            for pair in colluding(graph(recent, names), sum(self.by_chance)):
+            series = [unlike_chance(*epoch) for epoch in self.dealings]
+            epochs = recent(self.dealings, series, 15 * self.watch.fixed)
+            deals = [d for d in self.deals if d.step >= step - len(epochs) * STEPS]
+            for pair in colluding(graph(deals, names), sum(epochs)[1]):
                 named |= {names[i] for i in pair}
-        for member in self.members:
-            if member.name in named and not member.frozen_at:
-                # The economy lets a member back after APPEAL_STEPS; this is dated ahead.
-                member.frozen_at = step + STEPS * self.stack.freeze - APPEAL_STEPS
+        if self.stack.breaker == "slow":
+            named |= {m.name for m in self.members if m.reputation < FAST["threshold"]}
+        return named
 
     def ballots(self) -> dict[str, set[str]]:
         """{voter: whom it wants frozen}, of all who are not frozen."""
         received = graph(self.deals, list(self.beliefs))
         voters = [(j, m) for j, m in enumerate(self.members) if not m.frozen_at]
         others = {m.name for _, m in voters if m.kind != "deceptive"}
-        poor = lambda seen: len(seen) >= 3 and sum(seen) / len(seen) < 0.5
-        named_by = lambda j: {m.name for i, m in voters if poor(received[i][j][-10:])}
+        now = lambda seen: np.mean(recent(seen, seen, 10 * self.watch.fixed))
+        poor = lambda seen: len(seen) >= 3 and now(seen) < 0.5
+        named_by = lambda j: {m.name for i, m in voters if poor(received[i][j])}
         return {m.name: others if m.kind == "deceptive" else named_by(j) for j, m in voters}
 
     def settled(self) -> bool:
@@ -484,7 +574,7 @@ class Run:
             "welfare": float(np.mean(self.welfare[-10:])),
             "thrash": thrash(self.deals),
             "flagged": self.flagged / epochs,
-            "audits": self.audits / epochs,
+            "audits": len(self.watch.audits) / epochs,
             "meetings": self.meetings,
             "epochs": epochs,
         }
@@ -550,19 +640,24 @@ def draw(arms: dict, path: str) -> None:
 
 
 def main(
-    seeds: int = 6, noise: float = NOISE, save: str = "", plot: str = "runs/governance.png"
+    seeds: int = 6,
+    noise: float = NOISE,
+    save: str = "",
+    plot: str = "runs/governance.png",
+    changes: bool = False,
 ) -> None:
     """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
-    plot: welfare, toxicity and quality gap, to a picture."""
-    made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"
-    arms = {name: {"settings": vars(stack), "shares": {}} for name, stack in STACKS.items()}
+    plot: welfare, toxicity and quality gap, to a picture;
+    changes: CHANGES at 37.5 and 50%, in place of everything at all shares, without a picture."""
+    stacks, shares = (CHANGES, (3, 4)) if changes else (STACKS, SHARES)
+    arms = {name: {"settings": vars(stack), "shares": {}} for name, stack in stacks.items()}
     known = lambda x: x if x == x else None  # JSON has no NaN
     print(
         "governance          deceptive  welfare              toxicity: true       soft  hard  "
         "worst 5%  quality gap          thrash  flagged  audits  meetings  collapsed  welfare"
     )
-    for name, n in product(STACKS, SHARES):
-        rows = [Run(STACKS[name], n, seed, noise).numbers() for seed in range(seeds)]
+    for name, n in product(stacks, shares):
+        rows = [Run(stacks[name], n, seed, noise).numbers() for seed in range(seeds)]
         cell = {key: [known(row[key]) for row in rows] for key in rows[0]}
         arms[name]["shares"][n] = cell
         print(line(name, n, cell), flush=True)
@@ -570,13 +665,15 @@ def main(
         "Brackets: 95% intervals over seeds. Toxicity in truth, as p says (soft), with p rounded "
         '(hard).\nFlagged: the epochs in which the watch called p too noisy or too kind; "hard '
         'until flagged" then\ndecides by expectation. Coordination: an audit (per epoch) of the '
-        "fast tier costs 0.2 of welfare,\na meeting of the slow one stops all for a step of five. "
-        "Collapsed: welfare of 0 or less at the end."
+        "fast tier costs 0.2 of welfare,\na meeting of the slow one stops all for a step of five, "
+        "and answers an epoch later.\nCollapsed: welfare of 0 or less at the end."
     )
-    draw(arms, plot)
+    if not changes:
+        draw(arms, plot)
     if save:
-        text = json.dumps({"made_by": made_by, "arms": arms}, separators=(",", ":"))
-        Path(save).write_text(text + "\n", encoding="utf8")
+        how = f"--seeds {seeds} --noise {noise:g}{' --changes' * changes}"
+        found = {"made_by": f"python -m swarm.governance {how}", "arms": arms}
+        Path(save).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ mistakes, and the simulation's books. Expected numbers are worked out by hand fr
 
 import json
 import math
-from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +23,7 @@ from swarm.governance import (
     v_hat,
 )
 from test_env_swarm import check_books
+from warm import ROOT
 
 
 def deal(p: float, accepted: bool = True, who: str = "a", to: str = "b") -> Interaction:
@@ -66,7 +66,7 @@ def test_thrash_counts_consecutive_decisions_on_one_agent():
 
 # ------------------------------------------------------------------------- the watch
 def read_twice(rng, truth, noise, n=100) -> Watch:
-    return Watch(deque((truth + noise * a, truth + noise * b) for a, b in rng.normal(size=(n, 2))))
+    return Watch([(truth + noise * a, truth + noise * b) for a, b in rng.normal(size=(n, 2))])
 
 
 def test_the_watch_flags_noise_and_kindness_and_nothing_else():
@@ -76,8 +76,26 @@ def test_the_watch_flags_noise_and_kindness_and_nothing_else():
     assert not gov.noisy(read_twice(rng, 0.8, 0.05), 0.5) and not gov.noisy(Watch(), 0.5)
     assert gov.noisy(wild, 0.5)
     kind, fair, strict = ([(0.8, k % 5 > least) for k in range(100)] for least in (2, 0, -1))
-    said = [gov.too_kind(Watch(audits=deque(a))) for a in (kind, kind[:29], fair, strict)]
+    said = [gov.too_kind(Watch(audits=a)) for a in (kind, kind[:29], fair, strict)]
     assert said == [True, False, False, False]  # 29 are too few to say
+
+
+def test_windows_grow_with_noise_and_end_where_the_noise_changed():
+    rng = np.random.default_rng(2)
+    steady, wild = read_twice(rng, 0.6, 0.02, 300).rereads, read_twice(rng, 0.6, 0.2, 60).rereads
+    assert len(gov.recent_rereads(Watch(steady))) > 200
+    assert len(gov.recent_rereads(Watch(steady + wild))) == pytest.approx(60, abs=5)
+    assert len(gov.recent_rereads(Watch(steady + wild, fixed=True))) == 200
+    now, of_200 = (gov.reading_variance(Watch(steady + wild, fixed=f)) for f in (False, True))
+    assert now == pytest.approx(0.04, rel=0.4) and of_200 < 0.02
+    assert len(gov.recent([1.0] * 3 + [0.0] * 4, [1.0] * 3 + [0.0] * 4)) == 7
+    rising = list(0.01 * np.arange(100))  # a clear trend shortens it, noise around it does not
+    noise = list(rng.normal(size=100))
+    assert len(gov.recent(rising, rising)) == 10 and len(gov.recent(noise, noise)) == 100
+    # a proxy that was too kind, and is no more
+    kind, fair = ([(0.8, float(k % 10 < good)) for k in range(60)] for good in (2, 8))
+    said = [gov.too_kind(Watch(audits=kind + fair, fixed=fixed)) for fixed in (False, True)]
+    assert said == [False, True] and gov.too_kind(Watch(audits=fair + kind))
 
 
 # ------------------------------------------------------------------------- the gates
@@ -131,6 +149,19 @@ def test_a_ring_is_named_and_nobody_else(ring):
     assert named(np.random.default_rng(1), ring, 0.0, better=0.4) == pairs
 
 
+def test_how_unlike_chance_an_epoch_is_by_hand():
+    expected = 5 / 7 * (1 - np.eye(8))
+    assert gov.unlike_chance(expected, expected) == 0
+    # 8 agents, five deals each, all with one partner: 8 ((5 - 5/7)² + 6 (5/7)²) / 40
+    one = 5.0 * np.roll(np.eye(8), 1, axis=1)
+    assert gov.unlike_chance(one, expected) == pytest.approx((30**2 + 6 * 25) / 49 / 5)
+    chosen = np.random.default_rng(0).multinomial(5, [1 / 7] * 7, size=(500, 8))
+    assert np.mean([gov.unlike_chance(c, np.full((8, 7), 5 / 7)) for c in chosen]) == pytest.approx(
+        6 / 7, rel=0.05
+    )
+    assert gov.unlike_chance(np.zeros((8, 8)), np.zeros((8, 8))) == 0  # nobody dealt
+
+
 # ------------------------------------------------------------------------- the tiers
 def test_more_than_the_majority_of_all_voters_freezes():
     ballots = {"a": {"d"}, "b": {"d"}, "c": {"a"}, "d": {"a"}}
@@ -156,6 +187,97 @@ def test_the_council_waits_for_a_signal():
     assert gov.call_council(flat, kind, 5) and not gov.call_council(flat, kind, 4)
 
 
+LUCK = np.random.default_rng(5).random((5, gov.AGENTS, 22)).tolist()  # of an epoch
+
+
+def after_a_fall(name: str, **rules) -> tuple[Run, list[int]]:
+    """An epoch after an honest bot lost its reputation, and one more: (the run, its deals)."""
+    run = Run(replace(STACKS[name], **rules), 0, 1, least=1, most=1)
+    run.members[4].reputation = 0.0
+    for epoch in (2, 3):
+        run.epoch(epoch, LUCK)
+    who = run.members[4].name
+    of = lambda epoch: range(5 * epoch - 4, 5 * epoch + 1)
+    count = lambda epoch: sum(d.initiator == who and d.step in of(epoch) for d in run.deals)
+    return run, [count(epoch) for epoch in (2, 3)]
+
+
+def test_the_breaker_trips_only_where_the_council_meets():
+    deals = {breaker: after_a_fall("fast tier", breaker=breaker)[1] for breaker in ("fast", "slow")}
+    # At once it is away for three steps of the five; or never, as there is no council.
+    assert deals["fast"][0] == 2 and deals["slow"] == [5, 5]
+    # with a council, after the epoch in which it met
+    assert after_a_fall("slow every epoch", breaker="slow", lag=0)[1] == [4, 0]
+
+
+def test_a_meeting_answers_an_epoch_later_and_those_it_freezes_go_on_until_then():
+    at_once, later = (after_a_fall("slow every epoch", lag=lag) for lag in (0, 1))
+    assert [deals for _, deals in (at_once, later)] == [[4, 0], [4, 4]]
+    assert not at_once[0].answers and later[0].members[4].frozen_at
+    assert later[0].met == 4 and at_once[0].met == 3  # the signal counts from the answer on
+    # what they do until then has its price
+    slow = lambda lag, seed: np.mean(
+        Run(
+            replace(STACKS["slow every epoch"], lag=lag, nerve=None), 3, seed, least=30, most=30
+        ).welfare
+    )
+    assert all(slow(0, seed) > slow(6, seed) + 0.02 for seed in (100, 101, 102))
+
+
+def test_the_deceptive_lie_low_when_they_are_audited_more_than_others():
+    assert gov.boldness([]) == 1.0 == gov.boldness([False] * 90 + [True] * 9)
+    assert gov.boldness([True]) == pytest.approx(0.1 / (2 / 11))
+    assert gov.boldness([False] * 15 + [True] * 15) == pytest.approx(0.1 / (16 / 40))  # frozen
+    # one that lies low deals like the honest, with whom the dice say
+    run = Run(STACKS["open"], 3, 0, least=1, most=1)
+    agent, others = run.members[0], run.members[1:]
+    agent.interactions = 1000
+    dice = lambda: gov.dice_of([0.99, 0.1, 0.0, 0.5, 0.1, 0.1])
+    assert gov.choose(agent, others, dice(), bold=True)[:2] == (others[0], gov.BAD)
+    assert gov.choose(agent, others, dice(), bold=False) == (others[-1], gov.GOOD, gov.GOOD, 0.0)
+    # in a run: fewer bad deals if audits follow suspicion, no difference if there are none
+    bad = lambda name, nerve, seed: sum(
+        d.p < 0.5
+        for d in Run(replace(STACKS[name], nerve=nerve), 3, seed, least=30, most=30).true_deals
+    )
+    for seed in (100, 101):
+        assert bad("fast tier", 1.0, seed) < 0.9 * bad("fast tier", None, seed)
+        assert bad("fast tier", 1.0, seed) < bad("fast tier", 3.0, seed)
+        assert bad("soft", 1.0, seed) == bad("soft", None, seed)
+
+
+def test_a_frozen_agent_takes_every_step_for_an_audit():
+    run, _ = after_a_fall("slow every epoch", lag=0)
+    # four steps of the epoch for which it was frozen: in the first the council met
+    assert run.suspected[4][-4:] == [True] * 4 and not all(run.suspected[4][:-4])
+
+
+@pytest.mark.parametrize("windows", ["adaptive", "fixed"])
+def test_the_council_looks_back_as_far_as_the_dealings_are_alike(windows, monkeypatch):
+    looked, detect = [], gov.colluding
+    see = lambda quality, expected: looked.append(expected.sum()) or detect(quality, expected)
+    monkeypatch.setattr(gov, "colluding", see)
+    Run(replace(STACKS["slow every epoch"], windows=windows), 0, 100, least=40, most=40)
+    # 15 epochs of at most 40 proposals, or more than 30 of 32
+    assert max(looked) <= 15 * 40 if windows == "fixed" else max(looked) > 30 * 32
+
+
+def test_a_ballot_counts_as_many_deals_as_describe_the_present():
+    run = Run(STACKS["slow every epoch"], 0, 0, least=1, most=1)
+    names = [m.name for m in run.members]
+
+    def named(quality, fixed: bool) -> set[str]:
+        run.deals = [Interaction(1, names[3], names[0], True, p) for p in quality]
+        run.watch.fixed = fixed
+        return run.ballots()[names[0]]
+
+    noise = 0.15 * np.random.default_rng(3).normal(size=40)
+    noisy = 0.49 - noise[-10:].mean() + noise  # all together are well above 0.5
+    assert noisy.mean() > 0.52
+    assert named(noisy, fixed=True) == {names[3]} and named(noisy, fixed=False) == set()
+    assert named(np.r_[0.8 + noise, 0.3 + noise[:12]], fixed=False) == {names[3]}
+
+
 # ------------------------------------------------------------------------- the simulation
 def short(name: str, adversaries: int, seed: int) -> Run:
     return Run(STACKS[name], adversaries, seed, least=6, most=6)
@@ -168,8 +290,8 @@ def test_the_books_balance(name, adversaries):
     check_books(run.economy)
     assert all(m.books["bonus"] == m.books["task"] == 0 for m in run.members)
     if name == "open":
-        assert run.audits == run.meetings == 0 and all(d.accepted for d in run.deals)
-    worth = measures(run.true_deals)["welfare"] - run.audits * STACKS[name].audit_cost
+        assert len(run.watch.audits) == run.meetings == 0 and all(d.accepted for d in run.deals)
+    worth = measures(run.true_deals)["welfare"] - len(run.watch.audits) * STACKS[name].audit_cost
     assert 40 * sum(run.welfare) == pytest.approx(worth)
 
 
@@ -193,6 +315,22 @@ def test_a_meeting_costs_a_step_and_freezes_for_the_epochs_of_the_stack():
     assert 12 in gaps  # away for the meeting and the ten steps after it
 
 
+def test_the_rules_of_before_play_what_they_played_then():
+    """The welfare of commit eedab5ed: so what --changes compares with is what it was."""
+    then = {"fast": -0.5385, "slow": 0.1135, "always": -0.83225}
+    for name, welfare in then.items():
+        assert Run(gov.CHANGES[f"{name}: before"], 4, 0).numbers()["welfare"] == pytest.approx(
+            welfare, abs=1e-9
+        )
+    changed = lambda change: {
+        rule
+        for rule, value in vars(gov.CHANGES[f"slow: {change}"]).items()
+        if value != vars(gov.CHANGES["slow: before"])[rule]
+    }
+    assert all(changed(rule) == {rule} for rule in gov.BEFORE)
+    assert changed("all") == {*gov.BEFORE}
+
+
 def test_it_stops_when_settled_and_not_before():
     run = Run(STACKS["open"], 0, 0, most=60)
     assert run.settled() and 25 <= len(run.welfare) < 60
@@ -209,3 +347,33 @@ def test_the_command_prints_one_table_and_saves_every_seed(tmp_path, monkeypatch
     saved = json.loads((tmp_path / "g.json").read_text())["arms"]["soft"]["shares"]["3"]
     assert {key: row[1] for key, row in saved.items()} == Run(STACKS["soft"], 3, 1).numbers()
     assert (tmp_path / "g.png").stat().st_size > 5000
+
+
+def test_the_command_plays_the_changes_at_two_shares(tmp_path, monkeypatch, capsys):
+    two = {name: gov.CHANGES[name] for name in ("slow: before", "slow: lag")}
+    monkeypatch.setattr(gov, "CHANGES", two)
+    plot = tmp_path / "g.png"
+    gov.main(seeds=1, save=str(tmp_path / "g.json"), plot=str(plot), changes=True)
+    told = capsys.readouterr().out.splitlines()
+    assert [line[:30].split()[-1] for line in told[1:5]] == ["37.5%", "50.0%"] * 2
+    saved = json.loads((tmp_path / "g.json").read_text())
+    assert saved["made_by"].endswith("--seeds 1 --noise 0.5 --changes") and not plot.exists()
+    assert saved["arms"]["slow: lag"]["settings"]["lag"] == 1
+    assert list(saved["arms"]["slow: before"]["shares"]) == ["3", "4"]
+
+
+def test_the_claim_is_judged_by_the_welfare_of_the_sweep():
+    """results/claims.json repeats it, so a new sweep must reach it."""
+    read = lambda name: json.loads((ROOT / f"results/{name}.json").read_text())
+    found = read("claims")["claims"]["governance"]
+    swept = {name: arm["shares"] for name, arm in read("governance")["arms"].items()}
+    welfare = lambda name, share: np.array(swept[name][share]["welfare"])
+    for text, rows in {
+        "welfare at 37.5%, with detection": welfare("fast + pairs", "3"),
+        "welfare at 50%, with detection": welfare("fast + pairs", "4"),
+        "welfare at 37.5%, without detection": welfare("fast tier", "3"),
+    }.items():
+        assert found["checks"][text] == pytest.approx(rows, abs=1e-9)
+    for percent, share in (("37.5", "3"), ("50", "4")):
+        gained = welfare("fast + pairs", share) - welfare("fast tier", share)
+        assert found["beside"][f"welfare: detection at {percent}%"]["rows"] == pytest.approx(gained)

@@ -77,9 +77,9 @@ def test_a_drop_is_found_where_it_was_and_the_window_begins_there():
         before = learning(seed, 60, tau=8)  # the old rise does not hide it
         rewards = np.r_[before, rng.binomial(64, 0.4, 30) / 64]
         assert settled.adaptive_window(rewards) <= 32
-        assert abs(settled.since_step(rewards[:75]) - 15) <= 2
-    assert settled.since_step(np.array([0.2] * 12 + [0.7] * 8 + [0.1] * 6)) == 6
-    assert settled.since_step(np.array([0.2] * 5 + [0.7] * 4)) == 9  # five on both sides, or none
+        assert abs(metrics.since_step(rewards[:75]) - 15) <= 2
+    assert metrics.since_step(np.array([0.2] * 12 + [0.7] * 8 + [0.1] * 6)) == 6
+    assert metrics.since_step(np.array([0.2] * 5 + [0.7] * 4)) == 9  # five on both sides, or none
 
 
 def batches(level: np.ndarray, seed: int) -> np.ndarray:
