@@ -93,6 +93,7 @@ DIGITS = {
     "gain": 1,
     "reply_tokens": 1,
     "off_policy_steps": 1,
+    "batches_dropped": 1,
     "welfare": 1,
     "welfare_hard": 1,
     "turns_used": 2,
