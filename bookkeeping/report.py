@@ -311,8 +311,11 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
 def largest(lines: list[dict], name: str) -> str:
     """A column's mean and peak."""
     most = max((line for line in lines if name in line), key=lambda line: line[name])
-    fixed = name == "off_policy_steps" and "batches_dropped" not in most
-    lag = ", fixed by design (--async-rollouts)" * fixed
+    lag = (
+        ", fixed by design (--async-rollouts)"
+        if name == "off_policy_steps" and "batches_dropped" not in most
+        else ""
+    )
     return (
         f"{label(name).capitalize()}: {number(name, mean_of(lines, name))} on average, at most "
         f"{number(name, most[name])}, in update {most['update']}{lag}."

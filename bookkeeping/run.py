@@ -118,8 +118,10 @@ class Run:
         if not self.saved:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         self.machine = machine(policy)
-        known = [f"{name} {value}" for name, value in self.machine.items()]
-        records.note(self.folder, "\n".join([here(cfg, policy), *known]))
+        records.note(
+            self.folder,
+            "\n".join([here(cfg, policy), *(f"{x} {y}" for x, y in self.machine.items())]),
+        )
         parallel.same_weights(policy.trainable().values())
         # An earlier summary is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
@@ -227,7 +229,11 @@ class Run:
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
         if self.wandb:
-            log_wandb(self.wandb, line | {"waiting": waiting(line)}, self.cfg.sft_steps)
+            log_wandb(
+                self.wandb,
+                line | {"waiting": waited(line) / (waited(line) + line["seconds_train"])},
+                self.cfg.sft_steps,
+            )
         minutes = self.minutes_left()
         left = f", {minutes:.0f} min left" if state.updates < self.cfg.updates else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
@@ -464,11 +470,6 @@ def one_line(line: dict) -> str:
 def waited(line: dict) -> float:
     """The seconds of an update that were not training: in turn, all of sampling."""
     return line["seconds_wait"] or sum(line[f"seconds_{part}"] for part in report.SAMPLING)
-
-
-def waiting(line: dict) -> float:
-    """The share of an update for which the trainer waits."""
-    return waited(line) / (waited(line) + line["seconds_train"])
 
 
 def hear_signals(stopping: Event) -> None:

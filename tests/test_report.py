@@ -270,9 +270,9 @@ def test_the_trajectory_has_what_was_cut_and_the_spread_within_a_batch():
     assert (row["updates"], row["cut short"], row["deviation within groups"]) == (
         ("3–4", "0.035", "0.25")
     )
-    spread = [row[f"welfare, soft: {percent}%"] for percent in (5, 50, 95)]
-    assert spread == ["5", "50", "95"] and row["toxicity, soft: 95%"] == "0.5"
-    assert row["quality gap, soft: 5%"] == "0.05"
+    spread = [row[f"welfare, soft: {percent}% quantile"] for percent in (5, 50, 95)]
+    assert spread == ["5", "50", "95"] and row["toxicity, soft: 95% quantile"] == "0.5"
+    assert row["quality gap, soft: 5% quantile"] == "0.05"
 
 
 def test_a_swarm_report_has_parts_behaviour_and_what_was_evaluated_later(tmp_path):

@@ -329,7 +329,7 @@ def test_swarm_plays_twenty_five_turns_through_the_whole_recipe(economy):
     log = (economy / "train.log").read_text()
     assert re.search(r"  errors per turn [01]\.\d\d  ", log)
     report = (economy / "report.md").read_text()
-    assert "| cut short |" in report and "| welfare, soft: 95% |" in report
+    assert "| cut short |" in report and "| welfare, soft: 95% quantile |" in report
 
 
 LEVELLED = """
