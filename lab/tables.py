@@ -546,6 +546,10 @@ TABLES: dict[str, Callable[[], str]] = {
             "the trainer waits": lambda arm: "{:.0%} of the time".format(
                 sum(arm["seconds_wait"]) / sum(arm["seconds_wait"] + arm["seconds_train"])
             ),
+            "right after SFT → at the end": lambda arm: (
+                f"{percent([numbers(arm['development']['after_sft'])])} → "
+                f"{percent([numbers(arm['development']['final'])])}"
+            ),
         },
     ),
     "known": lambda: made(  # rows of a file, and a generator that others wrote
