@@ -127,6 +127,10 @@ class Config:
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
+    # with --async-rollouts 1: the second process never waits, so that the lag is what
+    # speed makes it, and batches more than so many updates old are dropped. No such run
+    # can be repeated to the bit. 0: the lag is fixed
+    max_staleness: int = 0
     # updates for which the sampler keeps its weights. 1 is online; a fifth of --updates
     # samples in five rounds (STaR); all of --updates, from the start alone (RFT, if
     # also --loss reinforce --baseline none --importance none)
@@ -394,7 +398,10 @@ def learning_rate(cfg: Config, update: int) -> float:
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
     """The tasks of an update: never the same twice, and different for each --seed."""
-    first = TRAIN_SEEDS + (cfg.seed * MOST_UPDATES + update) * cfg.num_tasks
+    # %: with --max-staleness, there may be more batches than updates
+    first = TRAIN_SEEDS + cfg.num_tasks * (
+        cfg.seed * MOST_UPDATES + update % MOST_UPDATES
+    )
     return [first + i for i in range(cfg.num_tasks)]
 
 

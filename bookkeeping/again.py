@@ -158,7 +158,7 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     own = next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
     own_rules = rules_of(cfg)
     warn_unread_flags(cfg, typed)
-    cfg.async_rollouts = 0  # there is no trainer to run ahead of
+    cfg.async_rollouts = cfg.max_staleness = 0  # there is no trainer to run ahead of
     given.set = [*cfg.set, *given.set]  # the later one counts
     names = typed - {"eval_only", "held_out"}
     run_folder.take_typed("--eval-only", cfg, given, names, MAY_BE_TYPED)

@@ -5,6 +5,8 @@ Means over tokens unless said otherwise:
     groups_with_signal, advantage_abs   share of groups that have an advantage; mean |advantage|
     trained_tokens                      tokens trained on, in all epochs
     off_policy_steps                    age of the samples, in updates
+    batches_dropped, batches_waiting    with max_staleness: before this batch, as too old; behind
+                                        it, the one that is being sampled included
     loss, grad_norm                     of the last step; the norm before clipping
     ratio, ratio_max, clip_fraction     the loss's importance ratio; share of tokens on which the
                                         clip acts
@@ -16,10 +18,12 @@ Means over tokens unless said otherwise:
                                         reference)
     importance, capped                  importance weight; share of the tokens at the cap
     stop_trained                        share of the end-of-turn tokens that are in the loss
+    welfare_5, toxicity_50, …           swarm: the quantile of 5%, 50%, 95% over the episodes
     stretch                             change of the loss's log-ratio per change of log-prob: 1,
                                         or more if each token counts with its reply's ratio
 """
 
+import numpy as np
 import torch
 
 from batch import CAP, Batch
@@ -31,6 +35,11 @@ from policy import How, Policy
 # means that sampler and trainer disagree).
 OF_LAST = ("ratio", "clip_fraction", "approx_kl", "kl_ref", "importance", "capped")
 OF_FIRST = ("entropy", "mismatch")
+# Of swarm's whole economy: a mean can hide a tail.
+SPREAD = {
+    name: [f"{name}_{percent}" for percent in (5, 50, 95)]
+    for name in ("welfare", "toxicity", "quality_gap")
+}
 COLUMNS = (
     *OF_LAST,
     *OF_FIRST,
@@ -38,6 +47,8 @@ COLUMNS = (
     "advantage_abs",
     "trained_tokens",
     "off_policy_steps",
+    "batches_dropped",
+    "batches_waiting",
     "lr",
     "loss",
     "grad_norm",
@@ -46,6 +57,7 @@ COLUMNS = (
     "twice",
     "stop_trained",
     "stretch",
+    *sum(SPREAD.values(), []),
 )
 SUMS = (*OF_LAST, *OF_FIRST, "tokens", "log_ratio", "moved", "ended", "stops")
 
@@ -65,6 +77,11 @@ def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: 
         "loss": updated.loss,
         "grad_norm": updated.grad_norm,
     }
+    for name, columns in SPREAD.items():
+        # An episode without a deal has no toxicity.
+        values = [e.components[name] for e in scored if name in e.components]
+        if values:
+            line |= zip(columns, np.quantile(values, [0.05, 0.5, 0.95]).tolist())
     if not updated.passes:
         return line
     first, last = (sums(updated.passes[i]) for i in (0, -1))

@@ -150,6 +150,11 @@ def say(folder: Path, text: str) -> None:
     from tqdm import tqdm  # here, because the doctor may be installed without it
 
     tqdm.write(text)  # above a progress bar
+    note(folder, text)
+
+
+def note(folder: Path, text: str) -> None:
+    """Add lines to the run's train.log."""
     with open(folder / "train.log", "a", encoding="utf-8") as f:
         f.write(text + "\n")
 

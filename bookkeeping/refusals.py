@@ -28,7 +28,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from batch import IMPORTANCE
 from bookkeeping import folder
 from bookkeeping.columns import COLUMNS
 from bookkeeping.failures import SETTINGS
-from bookkeeping.records import printable
+from bookkeeping.records import note, printable
 from fast import machine, parallel
 from fast.ahead import SECONDS
 from grpo import LOSSES
@@ -109,7 +109,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         "must be at least 1",
     ),
     (
-        "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads",
+        "updates sft_steps warmup lora_rank kl lr_end async_rollouts max_staleness threads",
         number(lambda x: x >= 0),
         "must be at least 0",
     ),
@@ -151,6 +151,17 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         "sync_every",
         lambda c, x: x > 1 and c.async_rollouts,
         "the second process always samples with new weights; leave out --async-rollouts",
+    ),
+    (
+        "max_staleness",
+        lambda c, x: x and c.async_rollouts != 1,
+        "it bounds the lag that speed makes, and --async-rollouts {async_rollouts} fixes the lag; "
+        "give --async-rollouts 1, which starts the second process",
+    ),
+    (
+        "max_staleness",
+        lambda c, x: x and parallel.world() > 1,
+        "several processes would drop different batches; start one, without torchrun",
     ),
     (
         "env",
@@ -596,7 +607,8 @@ KNOWN = (
 def errors_in_one_sentence():
     """Turn known failures of a run into SystemExit with one sentence.
 
-    The sentence mentions a checkpoint only if there is one.
+    The sentence mentions a checkpoint only if there is one. The whole traceback of any error is
+    kept in the run's train.log.
     """
     folder.own.clear()
     try:
@@ -604,7 +616,10 @@ def errors_in_one_sentence():
     except KeyboardInterrupt:
         print(f"\nstopped at once{folder.how_to_go_on()}", file=sys.stderr)
         raise SystemExit(130) from None  # the exit status of Ctrl-C in a shell
-    except (*SENTENCES, RuntimeError, FloatingPointError, OSError) as error:
+    except Exception as error:
+        with suppress(OSError):  # the disk may be full
+            for run in folder.own:
+                note(run, "\n".join(map(printable, traceback.format_exc().splitlines())))
         for fits, what, if_kept, if_none in KNOWN:
             if fits(error):
                 cure = if_kept if folder.has_checkpoint() else if_none

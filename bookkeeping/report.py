@@ -89,10 +89,20 @@ TRAJECTORY = (
     "any_error",
     "waste",
     "welfare",
+    "welfare_5",
+    "welfare_50",
+    "welfare_95",
     "toxicity",
+    "toxicity_5",
+    "toxicity_50",
+    "toxicity_95",
     "tail",
     "quality_gap",
+    "quality_gap_5",
+    "quality_gap_50",
+    "quality_gap_95",
     "format",
+    "truncated",
     "reply_tokens",
     "groups_with_signal",
     "deviation",
@@ -103,7 +113,8 @@ TRAJECTORY = (
 )
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages", "calls")  # the rest of it
-LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps")  # columns whose peak is reported
+# Columns whose peak is reported.
+LARGEST = ("error_rate", "any_error", "waste", "off_policy_steps", "batches_dropped")
 GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
 BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 
@@ -206,6 +217,7 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
         "the trainer waits": f"{100 * others / (others + seconds['train']):.0f}% of an update"
         if others
         else None,
+        "batches dropped": sum(line.get("batches_dropped", 0) for line in lines) or None,
         "machine": machine.get("device"),
         "peak memory": f"{peak:.2f} GB" if peak else None,
         "tokens": ", ".join(f"{n:,} {name}" for name, n in (summary.get("tokens") or {}).items()),
@@ -299,7 +311,11 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
 def largest(lines: list[dict], name: str) -> str:
     """A column's mean and peak."""
     most = max((line for line in lines if name in line), key=lambda line: line[name])
-    lag = ", fixed by design (--async-rollouts)" if name == "off_policy_steps" else ""
+    lag = (
+        ", fixed by design (--async-rollouts)"
+        if name == "off_policy_steps" and "batches_dropped" not in most
+        else ""
+    )
     return (
         f"{label(name).capitalize()}: {number(name, mean_of(lines, name))} on average, at most "
         f"{number(name, most[name])}, in update {most['update']}{lag}."
@@ -324,8 +340,15 @@ def training_reward(lines: list[dict]) -> str:
 
 def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
     """Of development tasks, then of updates, in the order in which they are shown."""
-    each = points(lines, "reward", "reward_low", "reward_high")
-    units = {"reply_tokens": "tokens", "groups_with_signal": "of the groups", "entropy": "nats"}
+    is_old = any(line.get("off_policy_steps") for line in lines)
+    units = {
+        "reply_tokens": "tokens",
+        "groups_with_signal": "of the groups",
+        "entropy": "nats",
+        **({"off_policy_steps": "updates"} if is_old else {}),
+        "batches_waiting": "batches",
+        "batches_dropped": "batches",
+    }
     marks = [
         [line["update"], str(line["level"])]
         for before, line in zip(lines, lines[1:])
@@ -338,7 +361,14 @@ def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
         ),
         chart(
             "training reward",
-            [rolling(lines), {"name": "each update", "points": each, "plain": True}],
+            [
+                rolling(lines),
+                {
+                    "name": "each update",
+                    "points": points(lines, "reward", "reward_low", "reward_high"),
+                    "plain": True,
+                },
+            ],
             marks=marks,
         ),
         chart("habits of the sampled replies", layers(lines), "%", stacked=True),

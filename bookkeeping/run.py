@@ -30,7 +30,7 @@ from bookkeeping import folder as run_folder
 from evaluate import eval_line, eval_sets, headline, summarize, without_failed
 from fast import parallel
 from fast.ahead import SECONDS
-from fast.machine import cpu_name, peak_memory
+from fast.machine import cpu_name, here, peak_memory
 from policy import How, copy_weights
 from rollout import Episode
 from settings import Config, known_tasks, levels_of, promote_of
@@ -42,7 +42,7 @@ PRINTED = (
     ("habit_derives", "spells", "4.0%"),  # letters: how many replies spell it out
     ("habit_keys", "by keys", "4.0%"),  # alphabet: how many sort by keys
     ("payoff", "payoff", ".2f"),
-    ("error_rate", "errors", ".2f"),
+    ("error_rate", "errors per turn", ".2f"),
     ("reply_tokens", "length", "4.0f"),
     ("groups_with_signal", "signal", ".2f"),
     ("entropy", "entropy", ".3f"),
@@ -118,6 +118,10 @@ class Run:
         if not self.saved:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         self.machine = machine(policy)
+        records.note(
+            self.folder,
+            "\n".join([here(cfg, policy), *(f"{x} {y}" for x, y in self.machine.items())]),
+        )
         parallel.same_weights(policy.trainable().values())
         # An earlier summary is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
@@ -144,7 +148,11 @@ class Run:
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
         self.lines = parallel.broadcast(records.lines(self.folder / "metrics.jsonl"))
-        print(f"resumed {self.folder} after update {self.state.updates}")
+        lost = sum(line.get("batches_waiting", 0) for line in self.lines[-1:])
+        print(
+            f"resumed {self.folder} after update {self.state.updates}"
+            + f"; {lost} batches waited to be trained on, and are sampled again" * bool(lost)
+        )
         if not self.state.code.endswith(code):
             self.state.code += f" then {code}"
             self.warn(
@@ -203,7 +211,13 @@ class Run:
         columns: of the update (bookkeeping/columns.py).
         """
         state = self.state
-        line = {"update": state.updates, "level": rollouts.level, **summarize(groups), **columns}
+        line = {
+            "update": state.updates,
+            "level": rollouts.level,
+            **summarize(groups),
+            **columns,
+            **rollouts.counts,
+        }
         for part, seconds in rollouts.seconds.items():
             line[f"seconds_{part}"] = seconds
             state.seconds[part] += seconds
@@ -215,7 +229,11 @@ class Run:
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
         if self.wandb:
-            log_wandb(self.wandb, line)
+            log_wandb(
+                self.wandb,
+                line | {"waiting": waited(line) / (waited(line) + line["seconds_train"])},
+                self.cfg.sft_steps,
+            )
         minutes = self.minutes_left()
         left = f", {minutes:.0f} min left" if state.updates < self.cfg.updates else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
@@ -275,19 +293,19 @@ class Run:
             [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
         )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
-        if self.wandb:  # it has one row per update; the curve is in the report
-            ends = {f"sft/{name}": loss for name, loss in self.state.sft.items()}
-            log_wandb(self.wandb, {"update": 0, **ends})
+        if self.wandb:
+            for step, loss in enumerate(losses, 1):
+                log_wandb(self.wandb, {"update": 0, "sft/step": step, "sft/loss": loss}, step)
 
     def log_evaluation(self, policy, groups, tasks: str, trained: bool, stage: str) -> None:
         """Record an evaluation of one set of tasks; also in wandb."""
         done = self.state.updates
         found = record_evaluation(self.folder, policy, groups, tasks, trained, stage, done)
         if self.wandb:
-            # It has one row per update, and before and after SFT are both update 0.
-            when = "before" if stage == "before" else "eval"
+            # Before and after SFT are both update 0.
+            when, rows = ("before", 0) if stage == "before" else ("eval", self.cfg.sft_steps)
             means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
-            log_wandb(self.wandb, {"update": done, **means})
+            log_wandb(self.wandb, {"update": done, **means}, rows)
 
     def look_at_evaluations(self) -> None:
         """Let the doctor see them."""
@@ -535,15 +553,16 @@ def open_wandb(cfg, folder: Path):
     )
     # wandb may renumber its own steps when a resumed run is synced
     run.define_metric("*", step_metric="update")
+    run.define_metric("sft/loss", step_metric="sft/step")
     if mode == "online":
         print(f"wandb: {run.url}")
     return run
 
 
 @may_fail()
-def log_wandb(run, line: dict) -> None:
-    """A row of wandb's; a curve's step is the update."""
-    run.log(line, step=line["update"])
+def log_wandb(run, line: dict, rows: int = 0) -> None:
+    """A row of wandb's. A curve's step is the update; SFT's rows stand before the first one."""
+    run.log(line, step=rows + line["update"])
 
 
 @may_fail()

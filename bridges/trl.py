@@ -209,9 +209,9 @@ def size_of(model: str) -> int:
 
 # Beginnings of flags that would change nothing here.
 UNREAD = tuple(
-    "curriculum until_converged stop_when_settled max_updates async_rollouts resume held_out "
-    "break_ plain engine lr_end baseline epochs importance micro_tokens threads sft_ eval_ "
-    "vllm_ api_".split()
+    "curriculum until_converged stop_when_settled max_updates async_rollouts max_staleness resume "
+    "held_out break_ plain engine lr_end baseline epochs importance micro_tokens threads sft_ "
+    "eval_ vllm_ api_".split()
 )
 
 

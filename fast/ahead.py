@@ -6,12 +6,24 @@
     trainer                | train 0  | train 1  | train 2  | …   is trained, by weights that are
                                                                   one update old
 
-`SyncRollouts` and `AsyncRollouts` have the same methods, so the loop in train.py does not know
-which one it has. Running ahead has a price: from batch N = --async-rollouts on, every batch is N
-updates old when it is trained on (Episode.age). --importance corrects for that (grpo.py). The lag
-does not depend on which process is faster, because batch u + N is requested when update u begins.
-So an async run with the same seed gives the same numbers. (Not after --resume: the batches that
-were under way are then sampled with the weights of the checkpoint.)
+`SyncRollouts`, `AsyncRollouts` and `FreeRollouts` have the same methods, so the loop in train.py
+does not know which one it has. Running ahead has a price: from batch N = --async-rollouts on, every
+batch is N updates old when it is trained on (Episode.age). --importance corrects for that
+(grpo.py). The lag does not depend on which process is faster, because batch u + N is requested when
+update u begins. So an async run with the same seed gives the same numbers. (Not after --resume: the
+batches that were under way are then sampled with the weights of the checkpoint.)
+
+With --max-staleness N the lag is what speed makes it, as in larger systems (FreeRollouts): the
+second process never waits. If the trainer is the slower one, finished batches queue up, and the
+oldest, which is trained on next, gets older and older. What is more than N updates old is dropped.
+
+    sampler     | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | …   batch 4 begins while batch 1 is trained,
+    trainer         | train 0 | train 1 | train 2 | …     with the weights of one update; when its
+                                                          turn comes, they are three updates old
+
+Only the age is bounded, never the queue: a bounded queue would make the sampler wait, and the lag
+would again be a constant that somebody chose. Which weights a batch meets depends on the clock, so
+such a run cannot be repeated to the bit.
 
 Jobs and weights go to the second process through a pipe, and episodes come back through it. If that
 process is killed, the pipe closes and the run stops with one sentence; --resume continues it. (A
@@ -107,31 +119,41 @@ class SyncRollouts:
         # Of each batch that was requested: (its level, a function that returns it), oldest first.
         self.requests: list[tuple] = []
         self.weights: dict[str, torch.Tensor] = {}  # with --sync-every: those that sample
+        self.begun = 0  # with --max-staleness: the number of the next batch
+        self.counts: dict[str, int] = {}  # columns of the log, with --max-staleness
 
     def batch(self, update: int, level) -> list[list[Episode]]:
-        """The groups [num_tasks][k] of an update; also requests those of the next N updates."""
+        """The groups [num_tasks][k] of an update."""
+        groups = parallel.gather(self.next_groups(update, level))
+        for number, group in enumerate(groups):  # every process counted its groups from 0
+            for episode in group:
+                episode.group, episode.age = number, update - episode.policy_version
+        return groups
+
+    def next_groups(self, update: int, level) -> list[list[Episode]]:
+        """This process's share of them; also requests those of the next N updates."""
         cfg = self.cfg
         end = cfg.max_updates if cfg.until_converged else cfg.updates
         for number in range(update + len(self.requests), min(update + cfg.async_rollouts + 1, end)):
-            job = (
-                partial(self.make_env, level),
-                parallel.shard(self.task_seeds(number)),
-                cfg.k,
-                cfg.max_tokens,
-                cfg.temperature,
-                cfg.seed,
-            )
-            self.requests.append((level, self.ask(job, update - update % cfg.sync_every)))
+            answer = self.ask(self.job(number, level), update - update % cfg.sync_every)
+            self.requests.append((level, answer))
         self.level, answer = self.requests.pop(0)  # the curriculum may have moved up since
         if cfg.sync_every > 1 and update % cfg.sync_every == 0:
             self.weights = copy_weights(self.policy)
         with with_weights(self.policy, self.weights) if self.weights else nullcontext():
             groups, self.seconds = answer()
-        groups = parallel.gather(groups)
-        for number, group in enumerate(groups):  # every process counted its groups from 0
-            for episode in group:
-                episode.group, episode.age = number, update - episode.policy_version
         return groups
+
+    def job(self, number: int, level) -> tuple:
+        """What play_job is given for this process's share of batch `number`."""
+        return (
+            partial(self.make_env, level),
+            parallel.shard(self.task_seeds(number)),
+            self.cfg.k,
+            self.cfg.max_tokens,
+            self.cfg.temperature,
+            self.cfg.seed,
+        )
 
     def once(self, make_env: Callable, seeds: list[int], update: int, temperature: float):
         """One episode per seed by the current policy: groups [len(seeds)][1]."""
@@ -230,7 +252,7 @@ def player(pipe, load_policy: Callable, make_sampler: Callable, threads: int) ->
 
 
 class SecondProcess:
-    """Plays in its own process. `ask` for a batch now, call the answer later; `close` it."""
+    """Plays in its own process. `ask` for a batch now, take the result later; `close` it."""
 
     asleep = nullcontext  # it keeps sampling while the trainer works
 
@@ -247,17 +269,15 @@ class SecondProcess:
         self.jobs = queue.SimpleQueue()
         threading.Thread(target=self.converse, daemon=True).start()
 
-    def ask(self, policy: Policy, job: tuple, version: int) -> Callable:
-        """Have the job played with the policy's current weights.
+    def ask(self, weights: dict, job: tuple, version: int) -> Future:
+        """Have the job played with these weights (weights_of), after those before it.
 
-        Returns a function that waits for (groups, seconds by part). It raises the player's error,
-        or CannotGoOn if the player is dead.
+        The result is (groups, seconds by part). It raises the player's error, or CannotGoOn if the
+        player is dead.
         """
-        # NumPy copies, not tensors: torch sends tensors through /dev/shm, which may be small.
-        weights = {name: p.detach().cpu().numpy().copy() for name, p in policy.trainable().items()}
         answer = Future()
         self.jobs.put((answer, (weights, job, version)))
-        return answer.result
+        return answer
 
     def converse(self) -> None:
         """Hand over one job after another, in a thread, so that the trainer need not wait."""
@@ -286,12 +306,20 @@ class SecondProcess:
         self.process.join()
 
 
+def weights_of(policy: Policy) -> dict:
+    """What a SecondProcess samples with: a copy of what learns.
+
+    In NumPy, because torch sends tensors through /dev/shm, which may be small.
+    """
+    return {name: p.detach().cpu().numpy().copy() for name, p in policy.trainable().items()}
+
+
 class AsyncRollouts(SyncRollouts):
     """Rollouts that a SecondProcess plays ahead of the trainer; `sampler` is that process."""
 
     def ask(self, job: tuple, version: int) -> Callable:
         """As above, but the job starts now, in the second process, after those before it."""
-        return self.sampler.ask(self.policy, job, version)
+        return self.sampler.ask(weights_of(self.policy), job, version).result
 
     def batch(self, update: int, level) -> list[list[Episode]]:
         """As above; also measures how long the trainer waits for it."""
@@ -299,6 +327,38 @@ class AsyncRollouts(SyncRollouts):
         groups = super().batch(update, level)
         self.seconds["wait"] = time.monotonic() - started
         return groups
+
+
+class FreeRollouts(AsyncRollouts):
+    """Rollouts whose lag is what speed makes it, with --max-staleness.
+
+    The second process plays one batch after the other, each with the weights that are the newest
+    when it begins. The trainer takes the oldest batch that is young enough, and drops those before
+    it: their tasks are not played again. A resumed run has lost its queue, and plays those anew.
+    """
+
+    def next_groups(self, update: int, level) -> list[list[Episode]]:
+        self.newest = weights_of(self.policy), level, update
+        if not self.counts:
+            self.requests = queue.SimpleQueue()  # of those begun, finished or not
+            self.begin()
+        ages = []
+        while not ages or ages[-1] > self.cfg.max_staleness:
+            self.level, version, answer = self.requests.get()
+            groups, self.seconds = answer.result()
+            ages.append(update - version)
+        self.counts = {"batches_dropped": len(ages) - 1, "batches_waiting": self.requests.qsize()}
+        return groups
+
+    def begin(self, before: Future | None = None) -> None:
+        """Begin a batch, and the next one when it is done; not after one that failed."""
+        if before and before.exception():
+            return  # next_groups raises it
+        weights, level, update = self.newest
+        answer = self.sampler.ask(weights, self.job(self.begun, level), update)
+        self.begun += 1
+        self.requests.put((level, update, answer))
+        answer.add_done_callback(self.begin)
 
 
 def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):
@@ -313,5 +373,6 @@ def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None
     print(machine.here(cfg, policy))
     if cfg.async_rollouts:
         second = SecondProcess(load, partial(make_sampler, cfg), threads)
-        return AsyncRollouts(cfg, policy, second, make_env, task_seeds)
+        kind = FreeRollouts if cfg.max_staleness else AsyncRollouts
+        return kind(cfg, policy, second, make_env, task_seeds)
     return SyncRollouts(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)

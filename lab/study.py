@@ -43,6 +43,7 @@ import settings
 from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.pretrained import load_checked
+from bookkeeping.records import lines
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
 from fast.machine import choose_model
@@ -61,6 +62,8 @@ ARM = {
     "best_of": 1,
     "player": "",
 }
+# With --max-staleness these are kept of each update: they say what speed made of the lag.
+SPEED = ("off_policy_steps", "batches_dropped", "seconds_wait", "seconds_train")
 SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 took 39 of 80 GB
 KEEPING = threading.Lock()  # arms that grow at the same time write to one file
 
@@ -87,6 +90,7 @@ def outcome(folder: Path, measure: str) -> dict:
         if line["trained"] and line["stage"] in ("before", "after_sft", "final"):
             tasks[line["stage"]] = digits(line[measure])
     tokens, machine = summary["tokens"], summary["machine"]
+    free = [line for line in lines(folder / "metrics.jsonl") if "batches_dropped" in line]
     work = tokens["sampled"] + 3 * tokens["trained"]
     return {
         "development": tasks,
@@ -95,7 +99,7 @@ def outcome(folder: Path, measure: str) -> dict:
         "seconds": summary["seconds"]["total"],
         "machine": machine["device"],
         "commit": machine["commit"],
-    }
+    } | ({name: [line[name] for line in free] for name in SPEED} if free else {})
 
 
 # ---------------------------------------------------------------------------- held-out tasks

@@ -530,6 +530,27 @@ TABLES: dict[str, Callable[[], str]] = {
             "the trainer waits": "{waits:.0%} of the time",
         },
     ),
+    "staleness": lambda: made(  # how old samples are if the sampler never waits
+        [arm | arm["seeds"][0] for arm in arms("staleness")],
+        {
+            "what": "{what}",
+            "age in update 1 · 5 · 10 · 15 · 20 · 25 · 30": lambda arm: " · ".join(
+                f"{arm['off_policy_steps'][update - 1]:g}" for update in (1, 5, 10, 15, 20, 25, 30)
+            ),
+            "at most": lambda arm: f"{max(arm['off_policy_steps']):g}",
+            "batches dropped, of all": lambda arm: (
+                f"{sum(arm['batches_dropped'])} of "
+                f"{sum(arm['batches_dropped']) + len(arm['batches_dropped'])}"
+            ),
+            "the trainer waits": lambda arm: "{:.0%} of the time".format(
+                sum(arm["seconds_wait"]) / sum(arm["seconds_wait"] + arm["seconds_train"])
+            ),
+            "right after SFT → at the end": lambda arm: (
+                f"{percent([numbers(arm['development']['after_sft'])])} → "
+                f"{percent([numbers(arm['development']['final'])])}"
+            ),
+        },
+    ),
     "known": lambda: made(  # rows of a file, and a generator that others wrote
         arms("known"),
         {

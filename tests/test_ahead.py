@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +19,12 @@ import torch
 import settings
 from env_alphabet import Alphabet
 from env_letters import Letters
-from fast.ahead import SecondProcess, SyncRollouts
+from fast.ahead import FreeRollouts, SecondProcess, SyncRollouts, weights_of
 from fast.machine import CannotGoOn, use_cpu
 from fast.sampler import TorchSampler
 from helpers import assert_one_sentence
 from policy import PICO, load_policy
-from rollout import play
+from rollout import Episode, play
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAYS = partial(Alphabet, 2, 2, 1, 1, 8.0, False, True, "states")  # two turns, one name each
@@ -114,9 +115,10 @@ def test_episodes_are_those_of_the_weights_of_the_moment_they_were_asked_for(ope
         job = (PLAYS, seeds, k, 60, 1.0, seed)
         sampler = TorchSampler(policy)
         sampler.sync(version)
-        asked.append((second.ask(policy, job, version), play(policy, sampler, *job)))
+        answer = second.ask(weights_of(policy), job, version)
+        asked.append((answer, play(policy, sampler, *job)))
     for answer, mine in reversed(asked):  # in whatever order they are taken
-        groups, seconds = answer()
+        groups, seconds = answer.result()
         assert groups == mine  # every field of every episode: tokens, log-probs, rewards, texts
         assert min(seconds[part] for part in ("rollout", "environment", "sync")) > 0
         episodes = [e for group in groups for e in group]
@@ -132,13 +134,13 @@ def test_episodes_are_those_of_the_weights_of_the_moment_they_were_asked_for(ope
 @pytest.mark.parametrize("playing", [True, False])
 def test_a_player_that_is_killed_is_told_in_one_sentence(opened, tmp_path, playing):
     second = opened(nobody, partial(Stub, partial(take_for_ever, tmp_path / "begun")))
-    second.ask(nobody(), NOTHING, 0)()
+    second.ask({}, NOTHING, 0).result()
     if playing:
-        second.ask(nobody(), NOTHING, 1)
+        second.ask({}, NOTHING, 1)
         until((tmp_path / "begun").exists)
     second.process.kill()
     with pytest.raises(CannotGoOn, match="was killed .* code -9.*; .* go on with --resume") as told:
-        second.ask(nobody(), NOTHING, 2)()
+        second.ask({}, NOTHING, 2).result()
     assert_one_sentence(told)
 
 
@@ -150,9 +152,9 @@ def test_what_fails_over_there_is_raised_here_with_its_kind_and_place(
     opened, make_sampler, kind, reason
 ):
     """So train.py says in one sentence what it knows."""
-    answer = opened(nobody, make_sampler).ask(nobody(), NOTHING, 4)
+    answer = opened(nobody, make_sampler).ask({}, NOTHING, 4)
     with pytest.raises(kind, match=reason) as caught:
-        answer()
+        answer.result()
     assert "test_ahead.py" in caught.value.__notes__[0]
 
 
@@ -161,7 +163,7 @@ def test_what_fails_over_there_is_raised_here_with_its_kind_and_place(
 
 def test_close_ends_a_player_that_is_playing(opened, tmp_path, capfd):
     second = opened(nobody, partial(Stub, partial(take_for_ever, tmp_path / "begun")))
-    second.ask(nobody(), NOTHING, 1)
+    second.ask({}, NOTHING, 1)
     until((tmp_path / "begun").exists)
     second.close()
     # another thread of ours may have heard of its end first, and be about to write it down
@@ -175,7 +177,7 @@ import os, signal, sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from test_ahead import *
 second = SecondProcess(nobody, partial(Stub, print), 1)
-second.ask(nobody(), NOTHING, 0)()
+second.ask({{}}, NOTHING, 0).result()
 print(second.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -203,3 +205,68 @@ def test_a_sampler_that_keeps_its_weights_plays_by_those_of_its_last_sync():
     assert [ids(groups) for groups in found] == [fresh[0], fresh[0], fresh[2]]
     assert fresh[1] != fresh[0], "the weights did change"
     assert [groups[0][0].age for groups in found] == [0, 1, 0]
+
+
+# ------------------------------------------------------------------------------- a free sampler
+
+
+class ByHand:
+    """Stands in for a second process. Batch 0 is played at once, the others when `end` says so."""
+
+    def __init__(self):
+        self.asked = []  # of (numbers of the tasks, weights, version, a Future)
+
+    def ask(self, weights, job, version) -> Future:
+        self.asked.append((job[1], weights, version, Future()))
+        if len(self.asked) == 1:
+            self.end(0)
+        return self.asked[-1][-1]
+
+    def end(self, number: int) -> None:
+        seeds, _, version, answer = self.asked[number]
+        answer.set_result(([[Episode(seeds[0], 0, policy_version=version)]], {"rollout": 1.0}))
+
+
+@pytest.fixture
+def free():
+    """(rollouts of batches [n] with tasks [n], whose policy's weight counts its updates)"""
+    weight = torch.zeros(1)
+    policy = SimpleNamespace(trainable=lambda: {"updates": weight}, device=torch.device("cpu"))
+    cfg = settings.Config(async_rollouts=1, max_staleness=2, k=1, max_tokens=8)
+    rollouts = FreeRollouts(cfg, policy, ByHand(), str, lambda number: [number])
+    rollouts.weight = weight
+    return rollouts
+
+
+def test_a_sampler_that_never_waits_gets_ahead_until_batches_are_too_old_and_are_dropped(free):
+    """It plays two batches per update, each with the weights of the moment it begins."""
+    taken, ages, counts = [], [], []
+    for update in range(7):
+        [[episode]] = free.batch(update, level=update)
+        taken.append(episode.seed)
+        ages.append(episode.age)
+        counts.append(free.counts)
+        assert free.level == update - episode.age and free.seconds["rollout"] == 1.0
+        free.weight += 1  # the update
+        for number in (2 * update + 1, 2 * update + 2):
+            free.sampler.end(number)
+    assert ages == [0, 1, 2, 2, 2, 2, 2]  # no batch is older than --max-staleness
+    assert taken == [0, 1, 2, 4, 6, 8, 10]  # the oldest that is young enough
+    assert [line["batches_dropped"] for line in counts] == [0, 0, 0, 1, 1, 1, 1]
+    assert [line["batches_waiting"] for line in counts] == [1, 2, 3, 3, 3, 3, 3]
+    for seeds, weights, version, _ in free.sampler.asked:
+        assert weights == {"updates": [version]}, seeds
+
+
+def test_a_resumed_run_goes_on_with_the_next_tasks_and_an_empty_queue(free):
+    free.begun = 9  # as train.py counts: updates, and the batches that were dropped
+    [[episode]] = free.batch(5, level=1)
+    assert (episode.seed, episode.age) == (9, 0) and free.counts["batches_dropped"] == 0
+
+
+def test_an_error_of_the_second_process_reaches_the_trainer_and_no_other_batch_begins(free):
+    free.batch(0, level=1)
+    free.sampler.asked[1][-1].set_exception(CannotGoOn("it was killed"))
+    with pytest.raises(CannotGoOn, match="it was killed"):
+        free.batch(1, level=1)
+    assert len(free.sampler.asked) == 2

@@ -140,6 +140,7 @@ def test_a_batch_in_one_line_by_hand():
     groups[0][0].sampled = [False, True, True, True]
     line = summarize(groups)
     assert line["n"] == 5 and line["errors"] == 1 and "error" not in line
+    assert line["deviation"] == 0.25  # of the rewards as they are, in a group: 0.5 and 0
     assert line["reward"] == pytest.approx(2.5 / 5) and line["exact"] == pytest.approx(2 / 5)
     assert line["reply_tokens"] == pytest.approx(11 / 5) and line["truncated"] == pytest.approx(
         1 / 5

@@ -3,6 +3,7 @@ from the run folder, and the three pages show the same ones."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import env_letters
 import made_up
 import metrics
 from bookkeeping import records, report, settled, tables
+from bookkeeping.columns import log_columns
 from helpers import write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
+from rollout import Episode
 from warm import ROOT
 
 STAGES = ("before", "after_sft", "final")
@@ -226,7 +229,50 @@ def test_a_curriculum_is_marked_and_only_its_last_level_settles():
     assert report.charts(lines, [])[0]["marks"] == [[101, "6"]]
 
 
+def test_a_lag_that_speed_made_is_shown_and_one_that_was_chosen_is_said_to_be():
+    lines = [update_line(i, off_policy_steps=float(i), batches_dropped=i // 3) for i in range(1, 7)]
+    for line in lines:
+        line["batches_waiting"] = 2 * line["update"]
+    charts = {c["title"].split(" (")[0]: c["series"][0]["points"] for c in report.charts(lines, [])}
+    ages = [[i, float(i), None, None] for i in range(1, 7)]
+    assert charts["off-policy level"] == ages
+    assert [point[1] for point in charts["batches too old, and dropped"]] == [0, 0, 1, 1, 1, 2]
+    assert "batches waiting to be trained on" in charts
+    facts = dict(report.facts({"config": {}, "env": "letters"}, lines))
+    assert facts["batches dropped"] == "5"
+    text = observed(lines)
+    assert "in updates): 3.5 on average, at most 6.0, in update 6." in text
+    assert "dropped: 0.8 on average, at most 2.0, in update 6." in text
+    chosen = [update_line(i, off_policy_steps=1.0) for i in range(1, 7)]
+    assert "in update 1, fixed by design (--async-rollouts)." in observed(chosen)
+    assert "batches dropped" not in dict(report.facts({"config": {}, "env": "letters"}, chosen))
+
+
 # -------------------------------------------------------------------- the swarm
+
+
+def test_the_trajectory_has_what_was_cut_and_the_spread_within_a_batch():
+    """The quantiles of an update are over its episodes, and a block has their means."""
+    episodes = [
+        Episode(0, 0, components={"welfare": float(i), "quality_gap": i / 100}) for i in range(101)
+    ]
+    episodes[7].components["toxicity"] = 0.5  # the others have no accepted deal
+    found = SimpleNamespace(loss=0.0, grad_norm=0.0, passes=[])
+    policy = SimpleNamespace(bfloat16=False)
+    line = log_columns(found, [episodes], policy, None, None)
+    assert [line[f"welfare_{percent}"] for percent in (5, 50, 95)] == pytest.approx([5, 50, 95])
+    assert [line[f"quality_gap_{q}"] for q in (5, 50, 95)] == pytest.approx([0.05, 0.5, 0.95])
+    assert [line[f"toxicity_{percent}"] for percent in (5, 50, 95)] == [0.5] * 3
+    assert "welfare_5" not in log_columns(found, [[Episode(0, 0)]], policy, None, None)
+    lines = [update_line(i, truncated=i / 100, deviation=0.25, **line) for i in range(1, 21)]
+    [shown] = report.trajectory(lines, [])
+    row = dict(zip(shown["head"], shown["rows"][1], strict=True))  # updates 3 and 4
+    assert (row["updates"], row["cut short"], row["deviation within groups"]) == (
+        ("3–4", "0.035", "0.25")
+    )
+    spread = [row[f"welfare, soft: {percent}% quantile"] for percent in (5, 50, 95)]
+    assert spread == ["5", "50", "95"] and row["toxicity, soft: 95% quantile"] == "0.5"
+    assert row["quality gap, soft: 5% quantile"] == "0.05"
 
 
 def test_a_swarm_report_has_parts_behaviour_and_what_was_evaluated_later(tmp_path):

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import grpo
 import metrics
 import settings
 import train
 import warm
-from bookkeeping import again, refusals
+from bookkeeping import again, refusals, report
 from bookkeeping.records import lines
 from bookkeeping.run import SECONDS
 from settings import DEV_SEEDS
@@ -98,6 +99,8 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     assert len(losses) == 4
     assert summary["sft"] == {"loss_first": losses[0], "loss_last": losses[-1]}
     said = (whole / "train.log").read_text()
+    assert said.startswith("here: ") and "float32, our own sampler (" in said.splitlines()[0]
+    assert "\nmodel pico_base\n" in said and f"\ntorch {torch.__version__}\n" in said
     assert "eval before" in said and "update    3  reward" in said
     assert re.search(r"  spells +\d+%  ", said)  # how many replies spell it out
     lag = "Off-policy level (age of the samples, in updates): 0.0 on average, at most 0.0"
@@ -221,6 +224,8 @@ train.update = update
     first, *rest = lines(folder / "metrics.jsonl")
     assert [line["update"] for line in rest] == [2, 3]
     assert read(folder / "config.json")["micro_tokens"] == 64
+    log = (folder / "train.log").read_text()
+    assert "Traceback" in log and "torch.OutOfMemoryError: CUDA out of memory." in log
     # The reference is still the policy after SFT: its distance is measured, and grows from 0.
     assert first["kl_ref"] == pytest.approx(0, abs=1e-6) and rest[0]["kl_ref"] > 1e-6
 
@@ -262,6 +267,8 @@ def test_training_never_meets_the_tasks_of_sft_of_evaluation_or_of_another_seed(
     refusals.check(last)
     end, shown = settings.task_seeds(last, most - 1)[-1], settings.sft_seeds(last)
     assert end < settings.SFT_SEEDS == shown[0] and shown[-1] < DEV_SEEDS
+    # A sampler that runs free may play more batches than there are updates.
+    assert settings.task_seeds(last, most) == settings.task_seeds(last, 0)
     last.seed += 1
     assert settings.task_seeds(last, 0)[0] == end + 1
     with pytest.raises(ValueError, match=f"--seed {last.seed}: "):
@@ -317,8 +324,12 @@ def test_swarm_plays_twenty_five_turns_through_the_whole_recipe(economy):
     for record in lines(economy / "evals.jsonl"):
         assert len(record["reward"]) == len(record["used_claim_task"]) == 2
         assert "exact" not in record and record["tasks"] == "medium v0.2"
-    wanted = {"payoff", "diversity", "turns_used", "error_rate", "used_pass_turn"}
+    wanted = {"payoff", "diversity", "turns_used", "error_rate", "used_pass_turn", "welfare_5"}
     assert wanted <= lines(economy / "metrics.jsonl")[0].keys()
+    log = (economy / "train.log").read_text()
+    assert re.search(r"  errors per turn [01]\.\d\d  ", log)
+    report = (economy / "report.md").read_text()
+    assert "| cut short |" in report and "| welfare, soft: 95% quantile |" in report
 
 
 LEVELLED = """
@@ -485,3 +496,56 @@ def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_al
     assert done.returncode == 0, done.stderr[-3000:]
     levels = [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")]
     assert levels == [1] * 7 + [2] * 7 + [3]
+
+
+FREE = (*AHEAD, "--async-rollouts", 1, "--max-staleness", 2, "--epochs", 2)
+SLOW = """
+import time
+from contextlib import contextmanager
+from fast.ahead import FreeRollouts
+real = FreeRollouts.paused
+@contextmanager
+def paused(self):
+    with real(self):
+        enough = self.begun + 2
+        while self.counts and self.begun < enough:  # not in SFT
+            time.sleep(0.01)
+        yield
+FreeRollouts.paused = paused
+"""  # the trainer takes as long as two batches
+
+
+def test_a_run_whose_lag_is_what_speed_makes_it(tmp_path):
+    """And it goes on with tasks never seen before, without those that waited."""
+    done = script(SLOW, *FREE, "--updates", 6, "--runs", tmp_path, "--name", "free")
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = tmp_path / "free"
+    longer = script(SLOW, "--resume", folder, "--updates", 8)
+    assert longer.returncode == 0, longer.stderr[-3000:]
+    metrics = lines(folder / "metrics.jsonl")
+    waiting = metrics[5]["batches_waiting"]
+    assert waiting > 0 and f"{waiting} batches waited to be trained on, and" in longer.stdout
+    ages = [line["off_policy_steps"] for line in metrics]
+    assert ages[0] == ages[6] == 0 and max(ages) == ages[5] == 2  # it rises to its limit
+    dropped = [line["batches_dropped"] for line in metrics]
+    assert len(dropped) == 8 and dropped[0] == dropped[6] == 0 < sum(dropped)
+    assert metrics[5]["seconds_wait"] > 0
+    kept = [e for e in lines(folder / "episodes.jsonl") if not e["stage"]]
+    seeds = [{e["seed"] for e in kept if e["update"] == done} for done in range(1, 9)]
+    assert len(set.union(*seeds)) == sum(map(len, seeds)) > 8
+    page, _ = report.collect(folder)
+    assert ["batches dropped", str(sum(dropped))] in page["facts"]
+    titles = [chart["title"] for chart in page["charts"]]
+    assert any(title.startswith("off-policy level") for title in titles)
+    assert "batches waiting to be trained on" in titles and "fixed by design" not in report.text(
+        page
+    )
+
+
+def test_what_nobody_expected_keeps_its_traceback_in_the_log(tmp_path):
+    code = "def update(*_, **__):\n    raise KeyError('\\x1b[2Jnobody')\ntrain.update = update"
+    done = script(code, *ONE_TIER, "--sft-steps", 1, "--runs", tmp_path, "--name", "r")
+    assert done.returncode == 1 and "KeyError" in done.stderr
+    log = (tmp_path / "r" / "train.log").read_text()
+    assert "Traceback (most recent call last):\n" in log and "KeyError: " in log
+    assert "train.py" in log and "\x1b" not in log
