@@ -2,6 +2,7 @@
 
     picoswarm                         trains: letters, with the model that comes along, in ./runs
     picoswarm train --help            every flag of a run
+    picoswarm pico                    the same story in one file
     picoswarm doctor LOG              what is wrong with a run, of ours or of another framework?
     picoswarm compare runs/A runs/B   which is better? (also: report RUN, export)
     picoswarm env_letters             shows an environment (also: env_alphabet, env_swarm)
