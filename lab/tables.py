@@ -317,7 +317,7 @@ TABLES: dict[str, Callable[[], str]] = {
         "counting letters, 0.9M parameters",
         stages(
             "letters",
-            start="after a warm-up: 100 demonstrations that do not spell",
+            start="warm-up: 100 demonstrations that do not spell",
             sft_states="the same demonstrations, for as many tokens as RL",
             rft="the warm-up's own right answers, drawn and imitated once",
             grpo="**RL after the warm-up**",
@@ -325,10 +325,10 @@ TABLES: dict[str, Callable[[], str]] = {
         ),
     ),
     "sums": lambda: right(  # SmolLM2: the same question
-        "sums and differences, SmolLM2-135M",
+        "sums, SmolLM2-135M",
         stages(
             "real",
-            start="after a warm-up: 100 answers",
+            start="warm-up: 100 answers",
             more_sft="the same answers for longer",
             grpo="**RL after the warm-up**",
             way_start="100 worked examples, no RL, longer replies",

@@ -257,7 +257,7 @@ def tuned(seen: dict, rng: random.Random):
     """Thorough work on up to two tasks at a time; while there is none, fair proposals and posts.
 
     The plan was found by a search on training scenarios, among plans with honest texts and fair
-    terms (results/swarm/rules.md of commit 22b9273 says what each choice is worth). Work comes
+    terms (docs/trust.md, Older evidence, says where each choice is priced). Work comes
     before all else. It claims a second task before it submits the first, so that no bot takes it.
     And it accepts no trade: even a fair one is usually worse than its work, and so lowers the mean
     quality.

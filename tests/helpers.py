@@ -72,7 +72,7 @@ def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:
     trl/ARM-SEED.json: what TRL 1.16.0 wrote in runs of 30 steps, with one mistake made on purpose
     or with none. arms says which, the symptoms that name the mistake, and what the doctor of
     commit 22b9273 told of seeds 0, 1, 2. Thresholds were chosen with seed 0 in view; 1 and 2 judge
-    them. samples/: short logs in the other formats. lab/trust made all of it at 22b9273.
+    them. samples/: short logs in the other formats. docs/trust.md (Older evidence) says what made them.
     cases/: logs made up after public reports. ours/: metrics.jsonl of our own runs at 22b9273.
     """
     packed = (ROOT / "tests" / "doctor_logs.json.gz").read_bytes()

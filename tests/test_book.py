@@ -1,6 +1,7 @@
 """Protects the pages: links lead somewhere, commands can be given, each file shows itself, and the
 changes of docs/fork.md can be made and work."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -20,7 +21,12 @@ LISTED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split
 PAGES = [n for n in LISTED if n.endswith(".md") and n[:6] != "tests/" and (ROOT / n).exists()]
 TEXT = {name: (ROOT / name).read_text(encoding="utf8") for name in PAGES}
 FOLDERS = {file.split("/")[0] for file in LISTED if "/" in file and file[0] != "."}
-OLD = re.compile(r"(?:[^\n]+\n)*[^\n]*22b9273[^\n]*(?:\n[^\n]+)*")  # paragraphs about that commit
+OLD = re.compile(
+    r"^## Older evidence\n.*?(?=^## )", re.S | re.M
+)  # of trust.md: what is gone, and where
+# What else is read: code, its comments, settings. (results/*.json name the commands of their commits.)
+KINDS = (".py", ".toml", ".txt", ".js", ".html", ".jinja", ".ipynb", "Makefile", ".ci/run")
+SOURCES = [n for n in LISTED if n.endswith(KINDS) and n[:6] != "tests/" and "/data/" not in n]
 CHANGES = re.findall(r"```diff\n(.*?)```", TEXT["docs/fork.md"], re.S)
 
 
@@ -64,6 +70,27 @@ def test_what_a_page_names_is_there_and_its_tables_are_whole(page):
         assert not title or title in anchors(target.read_text(encoding="utf8")), link
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}) == 1, block
+
+
+@pytest.mark.parametrize("file", [*PAGES, *(n for n in SOURCES if (ROOT / n).exists())])
+def test_no_sentence_names_a_folder_or_a_command_that_is_gone(file):
+    """But in the one section that says what is in which old commit, and placeholders in capitals."""
+    text = OLD.sub("", (ROOT / file).read_text(encoding="utf8"))
+    if file.endswith(".ipynb"):
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    text = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
+    there = lambda place: any((up / place).exists() for up in (ROOT, (ROOT / file).parent))
+    rooms = "|".join(sorted(FOLDERS - {"docs", "tests", "results", "models", "requirements"}))
+    for name in re.findall(rf"-m ((?:{rooms})(?:\.\w+)+)", text):
+        place = name.replace(".", "/")
+        assert there(f"{place}.py") or there(f"{place}/__init__.py"), f"{file}: -m {name}"
+    for name in re.findall(r"`((?:lab|bridges|bookkeeping|learn)\.\w+)", text):
+        place = name.replace(".", "/")
+        assert there(f"{place}.py") or there(place), f"{file}: {name}"
+    folders = "|".join(sorted(FOLDERS))
+    for place in re.findall(rf"(?<![\w./-])((?:{folders})/[\w./-]*+)(?![*{{<…])", text):
+        made = place == "docs/first_run.md" or re.search("[A-Z]{4}", place)  # by lab/site.py
+        assert made or there(place.rstrip(".")), f"{file}: {place}"
 
 
 def anchors(text: str) -> set[str]:

@@ -5,7 +5,9 @@ import base64
 import html
 import json
 import re
+import shutil
 import string
+import subprocess
 
 import numpy as np
 import pytest
@@ -110,7 +112,8 @@ def test_each_link_to_code_has_a_line_of_its_file_as_its_title():
 
 
 def test_it_asks_no_server_and_what_a_person_types_is_never_html():
-    code = INDEX + "".join((live.PAGE / file).read_text() for file in ("model.js", "page.js"))
+    files = ("model.js", "page.js", "picture.js")
+    code = INDEX + "".join((live.PAGE / file).read_text() for file in files)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", code) and "innerHTML" not in code
 
 
@@ -143,6 +146,30 @@ def test_the_pages_data_are_made_of_a_run(tmp_path, monkeypatch, policy):
     live.write(live.train_run(), data)
     assert {file.stem for file in data.iterdir()} == {"base", "0000", "0004", "run"}
     assert (data / "base.js").read_bytes() == (live.PAGE / "data" / "base.js").read_bytes()
+
+
+def test_readmes_picture_is_what_make_draws_of_these_data(tmp_path):
+    """The same words in the same places; another Chromium may round a colour elsewhere."""
+    if not shutil.which("chromium"):
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    file = tmp_path / "group.svg"
+    command = ["make", "picture", f"PICTURE={file}"]
+    subprocess.run(command, cwd=live.ROOT, check=True, capture_output=True)
+    drawn, kept = file.read_text(), (live.PAGE / "group.svg").read_text()
+    number = re.compile(r'opacity="([\d.]+)"')
+    assert number.sub("", drawn) == number.sub("", kept)
+    shares = [np.array(number.findall(text), float) for text in (drawn, kept)]
+    assert len(shares[0]) > 20 and np.abs(shares[0] - shares[1]).max() < 0.02
+
+
+def test_readmes_picture_is_a_small_image_that_can_stand_still_and_is_described():
+    kept = (live.PAGE / "group.svg").read_text()
+    assert len(kept.encode()) < 50_000 and not re.search("<script|<image|@import|url\\(", kept)
+    assert "prefers-reduced-motion" in kept and "prefers-color-scheme: dark" in kept
+    (words,) = re.findall(
+        r"!\[(.+?)\]\(docs/live/group\.svg\)", (live.ROOT / "README.md").read_text()
+    )
+    assert "strawberry" in words and len(words.split()) > 10
 
 
 # ------------------------------------------------------------------------------- the same numbers

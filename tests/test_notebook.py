@@ -43,3 +43,15 @@ def test_nothing_in_it_names_a_machine():
         not re.search(rf"\b{re.escape(platform.node())}\b", words)
         and os.path.expanduser("~") not in words
     )
+
+
+def test_colab_and_kaggle_are_given_the_same_address_everywhere():
+    """The first cell's links, what the notebook clones, and the page that explains it."""
+    first = "".join(PAGE["cells"][0]["source"])
+    clones = "".join(CODE[0]["source"])
+    tools = (ROOT / "docs" / "tools.md").read_text()
+    (repository,) = re.findall(r"https://github\.com/([\w-]+/picoswarm)\"", clones)
+    notebook = f"{repository}/blob/main/docs/first_run.ipynb"
+    assert (ROOT / notebook.partition("/blob/main/")[2]).exists() and repository in tools
+    assert f"(https://colab.research.google.com/github/{notebook})" in first
+    assert f"(https://kaggle.com/kernels/welcome?src=https://github.com/{notebook})" in first

@@ -1,88 +1,72 @@
-"""The three environments as one taskset of verifiers (v1), and so for prime-rl, which needs v1.
+"""picoswarm as pip installs it: a command that trains, and the environments for other programs.
 
-    pip install -e .        # installs one package, picoswarm: this file, and the environments in it
-    vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL \\
-            --client.base-url http://127.0.0.1:8000/v1 --no-push
+    picoswarm                         trains: letters, with the model that comes along, in ./runs
+    picoswarm train --help            every flag of a run
+    picoswarm pico                    the same story in one file
+    picoswarm doctor LOG              what is wrong with a run, of ours or of another framework?
+    picoswarm compare runs/A runs/B   which is better? (also: report RUN, export)
+    picoswarm env_letters             shows an environment (also: env_alphabet, env_swarm)
 
-An id in verifiers is the name of a module that exports one taskset, so the id is `picoswarm`, and a
-setting chooses the environment. The environments know nothing of this file; if you do not use
-verifiers, you never import it.
+Where a message says `python train.py` or `python -m ROOM.FILE`, type `picoswarm train` or
+`picoswarm ROOM.FILE`.
 
-    Taskset   an endless series of tasks, one per seed. A task carries the environment's settings
-              and the seed: enough to play it anywhere.
-    Harness   plays one episode in this process: ask the model, let the environment answer, repeat.
-              Every request goes to the endpoint that verifiers gives us, which records it.
-    Env       one agent, on this machine. Without it verifiers would ask for a remote sandbox, and
-              there is nothing here to lock up.
-    Score     is computed afterwards, from the seed and the replies as text. So
-              `vf-replay RUN --no-rich` can compute it again from saved traces.
-
-A trace of 25 turns has 50 nodes: the opening, then 25 replies with the results between them. (The
-result of the last reply is not shown, because the model is not asked again.)
-
-What is the same as in rollout.py, and what is not:
-
-    same      tasks, messages, tools, rules, and the score of the same replies, to the last bit. A
-              reply that ran out of tokens counts and ends the episode; a conversation that outgrows
-              the context ends there.
-    training  verifiers hands over the sampled tokens. The reply is decoded from them, as rollout.py
-              does, because the parsed form drops a broken tool call. Turns are joined as tokens
-              too, if the renderer keeps the thinking of earlier turns: thinking_retention = "all",
-              as in bridges/configs/. Qwen3's own template drops it.
-    eval      a chat endpoint takes text. Whether the model sees its earlier thinking is up to the
-              server: vLLM with Qwen3's template drops it. Thinking and tool calls that the server
-              has parsed out of a reply are written back as the model writes them; what its parser
-              dropped is lost.
-    strict    an endpoint that demands one tool message per tool call (OpenAI's own) refuses to
-              continue after a swarm reply with no call, or with two.
+In Python, `picoswarm.make_env({"type": "swarm"})` is an environment: reset, step, score. For
+verifiers, picoswarm is a taskset (taskset.py, which is imported only then).
 """
 
-import itertools
+import runpy
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
-from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import openai
-import verifiers.v1 as vf
-from pydantic import field_validator
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE / "world" if (HERE / "world").is_dir() else HERE.parents[1]  # wheel or checkout
+__all__ = ["InProcess", "Local", "Seeds"]  # verifiers takes its harness, env and taskset from here
 
 
-def import_world() -> tuple:
-    """The environments' classes, and the rest that is needed from the checkout.
+def __getattr__(name: str):
+    """What verifiers asks for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'picoswarm' has no attribute {name!r}")
+    try:
+        return getattr(import_module("picoswarm.taskset"), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"picoswarm.{name} needs verifiers: pip install verifiers ({error})"
+        ) from None
 
-    Those files import each other by bare names, so that `python env_swarm.py` runs. In another
-    program's process the name `swarm` may belong to another package. So other modules with these
-    names step aside during the import, and afterwards ours give up their names: only this file
-    holds them. (A trick. Imports from a package would be plainer, but then no chapter could be run
-    as `python FILE`.)
+
+def import_ours(*names: str) -> list:
+    """Modules of the checkout, which import each other by bare names, so that each runs as a file.
+
+    In another program's process the name `swarm` may belong to another package. So other modules
+    with our names step aside during the import, and afterwards ours give up their names: only the
+    caller holds them. (A trick. Imports from a package would be plainer, but then no chapter could
+    be run as `python FILE`.)
     """
-    here = Path(__file__).resolve().parent
-    folder = here / "world" if (here / "world").is_dir() else here.parents[1]  # wheel or checkout
-    names = ("env_alphabet", "env_letters", "env_swarm", "swarm", "metrics", "bookkeeping")
+    ours = ("env_alphabet", "env_letters", "env_swarm", "swarm", "metrics", "chat")
 
     def take_out() -> dict:
-        return {m: sys.modules.pop(m) for m in list(sys.modules) if m.partition(".")[0] in names}
+        return {m: sys.modules.pop(m) for m in list(sys.modules) if m.partition(".")[0] in ours}
 
     theirs = take_out()
-    sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(FOLDER))
     try:
-        import chat
-        from env_alphabet import Alphabet
-        from env_letters import Letters
-        from env_swarm import DEV_SEEDS, Swarm
-        from swarm.tools import written
+        return [import_module(name) for name in names]
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(str(FOLDER))
         take_out()
         sys.modules.update(theirs)
-    return Letters, Alphabet, Swarm, DEV_SEEDS, written, chat
 
 
-Letters, Alphabet, Swarm, DEV_SEEDS, written, chat = import_world()
-WORLDS = {"letters": Letters, "alphabet": Alphabet, "swarm": Swarm}
+env_letters, env_alphabet, env_swarm = import_ours("env_letters", "env_alphabet", "env_swarm")
+WORLDS = {
+    "letters": env_letters.Letters,
+    "alphabet": env_alphabet.Alphabet,
+    "swarm": env_swarm.Swarm,
+}
 # Arguments of Letters that are flags of train.py (settings.py, which imports torch; a test
 # compares), and the style of the scripted expert, which is not used here.
 ASIDE = {"letters": {"difficulty": 6, "reward_kind": "binary", "think": True, "style": "bare"}}
@@ -103,163 +87,29 @@ def make_env(environment: dict[str, Any]):
     return WORLDS[name](**ASIDE.get(name, {}) | settings)
 
 
-# ------------------------------------------------------------------------------ tasks and settings
+# ------------------------------------------------------------------------------ the command
+
+DEFAULT = ["train", "--env", "letters", "--difficulty", "6"]
+SHORT = {
+    "doctor": "bookkeeping.doctor",
+    "compare": "bookkeeping.compare",
+    "report": "bookkeeping.report",
+    "export": "bridges.export",
+}
 
 
-class SeedsConfig(vf.TasksetConfig):
-    environment: dict[str, Any] = {"type": "letters"}
-    first_seed: int = DEV_SEEDS  # development tasks, as in our own evaluations; for training set 0
-
-    @field_validator("environment")
-    @classmethod
-    def check(cls, environment: dict) -> dict:
-        try:
-            make_env(environment)
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"{error}; type is {', '.join(WORLDS)}, and what else there is its class says"
-            ) from None
-        return environment
-
-
-class SeedData(vf.TaskData):
-    environment: dict[str, Any]
-    seed: int
-
-
-def marks(data: SeedData, replies: list[str]) -> dict[str, float]:
-    """The score of an episode, from nothing but its seed and its replies."""
-    env = make_env(data.environment)
-    env.reset(data.seed)
-    for reply in replies:
-        env.step(reply)
-    return env.score()
-
-
-class SeedTask(vf.Task[SeedData]):
-    """One seed of one environment. The replies are in trace.info, where the harness puts them."""
-
-    @property
-    def key(self) -> str:
-        return str(self.data.seed)
-
-    @vf.reward
-    async def reward(self, trace: vf.Trace) -> float:
-        return marks(self.data, trace.info.get("replies", []))["reward"]
-
-    @vf.metric
-    async def components(self, trace: vf.Trace) -> dict[str, float]:
-        score = marks(self.data, trace.info.get("replies", []))
-        return {name: value for name, value in score.items() if name != "reward"}
-
-
-class Seeds(vf.Taskset[SeedTask, SeedsConfig]):
-    """Endless: -n says how many tasks an evaluation takes.
-
-    Training sees no task twice (but the 500 scenarios of the swarm come again).
-    """
-
-    INFINITE = True
-
-    def load(self) -> Iterator[SeedTask]:
-        environment = self.config.environment
-        for seed in itertools.count(self.config.first_seed):
-            name, opening = f"{environment['type']} {seed}", make_env(environment).reset(seed)
-            data = SeedData(name=name, prompt=opening, environment=environment, seed=seed)
-            yield SeedTask(data, self.config.task)
-
-
-# --------------------------------------------------------------------------------- replies as text
-
-# The parts of a reply that are sent back with the next request.
-SENT_BACK = ("content", "tool_calls", "reasoning", "reasoning_content", "reasoning_details")
-
-
-@lru_cache(maxsize=4)
-def tokenizer_of(model: str):
-    from renderers.base import load_tokenizer
-
-    return load_tokenizer(model)
-
-
-def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str | None:
-    """The last reply, decoded from the sampled tokens; None if there are none.
-
-    (An eval client sees text only.)
-    """
-    node = trace.nodes[-1]
-    ids = [token for token, sampled in zip(node.token_ids, node.mask) if sampled]
-    if not ids:
-        return None
-    tokenizer = tokenizer_of(getattr(ctx.client, "renderer_model_name", None) or ctx.model)
-    if finished and ids[-1] in tokenizer.all_special_ids:
-        ids = ids[:-1]  # the end of the turn
-    return tokenizer.decode(ids, skip_special_tokens=False)
-
-
-# -------------------------------------------------------------------------------------- the episode
-
-
-class InProcessConfig(vf.HarnessConfig):
-    tools_as_text: bool = False  # for a model whose chat template leaves tools out
-
-
-class InProcess(vf.Harness[InProcessConfig]):
-    """Plays the episode in this process: the model gets no computer, only a conversation."""
-
-    APPENDS_SYSTEM_PROMPT = True
-    EXECUTES_CODE = False
-    NEEDS_CONTAINER = False
-
-    async def launch(
-        self, ctx, trace, runtime, endpoint, secret, mcp_urls, data: SeedData
-    ) -> vf.ProgramResult:
-        env, replies = make_env(data.environment), []
-        system, _ = self.resolve_prompt(data)
-        talk = [{"role": "system", "content": system}] if system else []
-        talk += env.reset(data.seed)
-        # As chat.render does for a chat template that leaves tools out. A renderer shows its
-        # template, but a chat server does not: there you have to say so (tools_as_text).
-        model = getattr(ctx.client, "renderer_model_name", None)
-        template = chat.read_template(tokenizer_of(model)) if model else chat.QWEN
-        as_text = self.config.tools_as_text or not template.tools
-        opened = template.opens if env.think else ""  # the prompt's own <think>, not sampled
-        request = {"model": ctx.model}
-        request |= {"tools": env.tools} if env.tools and not as_text else {}
-        trace.info["replies"] = replies
-        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
-            while True:
-                plain = chat.in_plain_words(talk, env.tools, chat.QWEN)
-                request["messages"] = plain if as_text else talk
-                try:
-                    completion = await client.chat.completions.create(**request)
-                except openai.BadRequestError as refusal:
-                    if replies and "context length" in str(refusal):
-                        trace.stop("context_length")  # what was played counts, as in rollout.py
-                        break
-                    raise
-                choice = completion.choices[0]
-                message = choice.message.model_dump(exclude_none=True)
-                calls = message.get("tool_calls") or []
-                reply = sampled_text(ctx, trace, finished=choice.finish_reason != "length")
-                replies.append(written(message) if reply is None else opened + reply)
-                new, done = env.step(replies[-1])
-                if done or choice.finish_reason == "length":
-                    break
-                said = {name: message[name] for name in SENT_BACK if name in message}
-                talk.append({"role": "assistant", "content": None} | said)
-                # The API wants the id of the answered call: the first one, as only that counts.
-                called = {"tool_call_id": calls[0]["id"] if calls else f"turn_{len(replies)}"}
-                talk += [m | called if m["role"] == "tool" else m for m in new]
-        return vf.ProgramResult(0, "", "")
-
-
-class LocalConfig(vf.SingleAgentEnvConfig):
-    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
-
-
-class Local(vf.SingleAgentEnv, vf.Env[LocalConfig]):
-    """verifiers' own environment for one agent, with this machine as its default."""
-
-
-__all__ = ["InProcess", "Local", "Seeds"]  # verifiers takes its harness, env and taskset from here
+def main() -> None:
+    """`picoswarm WORD …` runs one of the files, as `python FILE …` does in the checkout."""
+    words = sys.argv[1:]
+    if words in (["-h"], ["--help"]):
+        print(__doc__)
+        return
+    if not words:
+        words = DEFAULT
+        print(f"picoswarm {' '.join(words)} (what else there is: picoswarm --help)", flush=True)
+    name = SHORT.get(words[0], words[0])
+    if not (FOLDER / name.replace(".", "/")).with_suffix(".py").exists():
+        raise SystemExit(f"picoswarm has no command {words[0]!r}; picoswarm --help lists them")
+    sys.argv[1:] = words[1:]
+    sys.path.insert(0, str(FOLDER))
+    runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -10,7 +10,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-import picoswarm
+from picoswarm import taskset
 
 import endpoint
 import settings
@@ -97,7 +97,7 @@ def chat(say):
     """say(conversation) as such a server."""
 
     def answer(body: dict) -> tuple[int, dict]:
-        text = lambda m: picoswarm.written(m) if m["role"] == "assistant" else m["content"]
+        text = lambda m: taskset.tools.written(m) if m["role"] == "assistant" else m["content"]
         return 200, completion(say([{**m, "content": text(m)} for m in body["messages"]]))
 
     return answer

@@ -21,6 +21,7 @@ import openai
 import picoswarm
 import verifiers.v1 as vf
 from loopback import chat, completion, make_env, serving
+from picoswarm import taskset
 from pydantic import ValidationError
 
 import settings
@@ -32,7 +33,7 @@ CONFIG_FILES = sorted((ROOT / "bridges" / "configs").glob("prime_rl_*.toml"))
 
 
 def config(environment: str, first_seed: int = DEV_SEEDS, **settings):
-    return picoswarm.SeedsConfig(
+    return taskset.SeedsConfig(
         id="picoswarm", first_seed=first_seed, environment={"type": environment, **settings}
     )
 
@@ -82,7 +83,7 @@ def launch(environment: str, answer, **how):
     trace = SimpleNamespace(info={}, nodes=nodes, stop=stops.append)
     ctx = SimpleNamespace(model="policy", client=None)
     with serving(answer) as url:
-        harness = picoswarm.InProcess(picoswarm.InProcessConfig(**how))
+        harness = picoswarm.InProcess(taskset.InProcessConfig(**how))
         asyncio.run(harness.launch(ctx, trace, None, url, "secret", {}, data))
     return trace.info["replies"], stops
 

@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("verifiers.v1", reason="not installed here; `make test-all` does it")
 
-import picoswarm
 import verifiers.v1 as vf
 from loopback import make_env, serving
+from picoswarm import taskset
 from verifiers.v1.serve import EnvClient, EnvServer
 
 from fast.sampler import TorchSampler
@@ -118,5 +118,5 @@ def test_a_broken_call_stays_an_error_in_training():
     assert trace.info["replies"] == [said] * 25
     assert not any(reply.content or reply.tool_calls for reply in replies)  # the renderer's view
     assert trace.metrics["error_rate"] == 1.0
-    again = picoswarm.marks(trace.task.data, [said] * 25)
+    again = taskset.marks(trace.task.data, [said] * 25)
     assert trace.reward == again["reward"]
