@@ -22,6 +22,7 @@ sampled, three times (forward and backward) when trained. Prompts are in "read" 
 have neither tokens nor machine nor commit.)
 """
 
+import asyncio
 import json
 import multiprocessing
 import re
@@ -31,7 +32,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,12 +44,14 @@ import settings
 from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.pretrained import load_checked
+from bookkeeping.run import commit
+from bridges import api
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
-from fast.machine import choose_model
+from fast.machine import choose_model, cpu_name
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
-from rollout import play
+from rollout import Episode, play
 
 # Defaults of lab/study.toml, which explains the fields.
 ARM = {
@@ -109,6 +112,9 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
     measured = lambda marks: {name: digits([m[name] for m in marks]) for name in table.measures}
+    marks_of = lambda episodes: measured([{"reward": e.reward} | e.components for e in episodes])
+    if "@" in arm["player"]:
+        return {"greedy": marks_of(asyncio.run(ask(arm["player"], cfg, make_env, seeds)))}
     if arm["player"]:
         env = make_env()
         env.style = arm["player"]
@@ -125,8 +131,21 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
         how_drawn = (arm["best_of"], cfg.max_tokens, float(how == "sampled"), seed)
         played = [play(policy, sampler, make_env, batch, *how_drawn) for batch in batches]
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
-        found[how] = measured([{"reward": e.reward} | e.components for e in best])
+        found[how] = marks_of(best)
     return found
+
+
+async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list) -> list[Episode]:
+    """The episodes of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint, all at once."""
+    name, _, address = player.partition("@")
+    end = api.Endpoint(replace(cfg, model=name, api_base=address))
+    async with end.client:
+        games = (api.play_one(end, make_env, seed, group) for group, seed in enumerate(seeds))
+        episodes = await asyncio.gather(*games)
+    for episode in episodes:
+        if episode.error:
+            raise SystemExit(f"{name}: scenario {episode.group} failed: {episode.error}")
+    return episodes
 
 
 @dataclass
@@ -196,7 +215,8 @@ class Table:
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
         found = {"held_out": {world: play(world) for world in arm["worlds"] or self.worlds}}
         is_trained = not arm["of"] and not arm["player"]
-        return found | outcome(folder, self.measures[0]) if is_trained else found
+        here = {"machine": cpu_name(), "commit": commit()}
+        return found | (outcome(folder, self.measures[0]) if is_trained else here)
 
     def run(self, name: str, setting: str, seed: int) -> Path:
         """The folder of a finished run."""

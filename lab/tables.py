@@ -32,6 +32,7 @@ from lab import claims
 from metrics import Interval
 from settings import DEV_SEEDS
 from swarm import governance
+from swarm.economy import LAST_STEP
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -188,6 +189,10 @@ def work(arm: dict) -> str:
 
 def reward(how: str = "greedy", world: str = "") -> Cell:
     return lambda arm: over(scores(arm, "reward", how, world)).text()
+
+
+def turns(how: str = "greedy") -> Cell:
+    return lambda arm: over(scores(arm, "turns_used", how)).text(1)
 
 
 def exact(how: str = "greedy") -> Cell:
@@ -820,6 +825,38 @@ TABLES |= {
         ),
     ),
     "swarm_published": lambda: table("finding | published | here | verdict", swarm_published()),
+    "swarm_turns": lambda: made(  # taught to stop early, under the published rules
+        arms("published", "base", "start", "grpo"),
+        {
+            "published rules": "{what}",
+            "seeds": seeds,
+            "turns used, of 25, sampled": turns("sampled"),
+            "episodes that use all 25": lambda arm: percent(
+                [(row == LAST_STEP).astype(float) for row in scores(arm, "turns_used", "sampled")]
+            ),
+            "reward, sampled": reward("sampled"),
+            "GRPO minus this: turns": gain("grpo", "turns_used", "sampled"),
+            "reward": gain("grpo", "reward", "sampled"),
+            "turns used, greedy": turns(),
+        },
+    ),
+    "swarm_others": lambda: made(  # other models and scripted players, on the same scenarios
+        sorted(arms("published"), key=lambda arm: -np.mean(scores(arm, "reward"))),
+        {
+            "published rules, greedy": "{what}",
+            "seeds": seeds,
+            "reward": reward(),
+            "minus pico_swarm": lambda arm: (
+                ""
+                if arm["name"] == "base"
+                else difference(arm["others"], arm["name"], "base").signed()
+            ),
+            "turns used, of 25": turns(),
+            "works submitted": mean("used_submit_work", ".1f"),
+            "errors, % of turns": mean("error_rate", ".1f", "greedy", 100),
+            "scenarios": lambda arm: len(scores(arm, "reward")[0]),
+        },
+    ),
     "swarm_both": lambda: table(
         "at the end of training | published, v0.1 | v0.2 | here, v0.1 | v0.2 | v0.2 minus v0.1 | "
         "verdict",
