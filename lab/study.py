@@ -20,6 +20,9 @@ and a run that was cut off continues. lab/tables.py makes the pages' tables from
 A string has a digit per task, a list a number. Work is millions of tokens of replies: once when
 sampled, three times (forward and backward) when trained. Prompts are in "read" alone. (Older seeds
 have neither tokens nor machine nor commit.)
+
+An arm may be played by another model, behind an OpenAI-compatible endpoint (`player`). It plays
+greedily, and its replies may be as long as a policy's of that table.
 """
 
 import asyncio
@@ -140,8 +143,9 @@ async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list
     name, _, address = player.partition("@")
     end = api.Endpoint(replace(cfg, model=name, api_base=address))
     async with end.client:
-        games = (api.play_one(end, make_env, seed, group) for group, seed in enumerate(seeds))
-        episodes = await asyncio.gather(*games)
+        episodes = await asyncio.gather(
+            *(api.play_one(end, make_env, seed, group) for group, seed in enumerate(seeds))
+        )
     for episode in episodes:
         if episode.error:
             raise SystemExit(f"{name}: scenario {episode.group} failed: {episode.error}")
@@ -215,8 +219,8 @@ class Table:
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
         found = {"held_out": {world: play(world) for world in arm["worlds"] or self.worlds}}
         is_trained = not arm["of"] and not arm["player"]
-        here = {"machine": cpu_name(), "commit": commit()}
-        return found | (outcome(folder, self.measures[0]) if is_trained else here)
+        found |= {"machine": cpu_name(), "commit": commit()}
+        return found | outcome(folder, self.measures[0]) if is_trained else found
 
     def run(self, name: str, setting: str, seed: int) -> Path:
         """The folder of a finished run."""

@@ -32,7 +32,6 @@ from lab import claims
 from metrics import Interval
 from settings import DEV_SEEDS
 from swarm import governance
-from swarm.economy import LAST_STEP
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -189,10 +188,6 @@ def work(arm: dict) -> str:
 
 def reward(how: str = "greedy", world: str = "") -> Cell:
     return lambda arm: over(scores(arm, "reward", how, world)).text()
-
-
-def turns(how: str = "greedy") -> Cell:
-    return lambda arm: over(scores(arm, "turns_used", how)).text(1)
 
 
 def exact(how: str = "greedy") -> Cell:
@@ -830,14 +825,16 @@ TABLES |= {
         {
             "published rules": "{what}",
             "seeds": seeds,
-            "turns used, of 25, sampled": turns("sampled"),
+            "turns used, of 25, sampled": lambda arm: over(
+                scores(arm, "turns_used", "sampled")
+            ).text(1),
             "episodes that use all 25": lambda arm: percent(
-                [(row == LAST_STEP).astype(float) for row in scores(arm, "turns_used", "sampled")]
+                [(row == 25).astype(float) for row in scores(arm, "turns_used", "sampled")]
             ),
             "reward, sampled": reward("sampled"),
             "GRPO minus this: turns": gain("grpo", "turns_used", "sampled"),
             "reward": gain("grpo", "reward", "sampled"),
-            "turns used, greedy": turns(),
+            "turns used, greedy": mean("turns_used", ".1f"),
         },
     ),
     "swarm_others": lambda: made(  # other models and scripted players, on the same scenarios
@@ -851,7 +848,7 @@ TABLES |= {
                 if arm["name"] == "base"
                 else difference(arm["others"], arm["name"], "base").signed()
             ),
-            "turns used, of 25": turns(),
+            "turns used, of 25": mean("turns_used", ".1f"),
             "works submitted": mean("used_submit_work", ".1f"),
             "errors, % of turns": mean("error_rate", ".1f", "greedy", 100),
             "scenarios": lambda arm: len(scores(arm, "reward")[0]),
