@@ -54,7 +54,7 @@ from evaluate import HELD_OUT_SEEDS, eval_sets
 from fast.machine import choose_model, cpu_name
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
-from rollout import Episode, play
+from rollout import play
 
 # Defaults of lab/study.toml, which explains the fields.
 ARM = {
@@ -115,9 +115,8 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
     measured = lambda marks: {name: digits([m[name] for m in marks]) for name in table.measures}
-    marks_of = lambda episodes: measured([{"reward": e.reward} | e.components for e in episodes])
     if "@" in arm["player"]:
-        return {"greedy": marks_of(asyncio.run(ask(arm["player"], cfg, make_env, seeds)))}
+        return {"greedy": measured(asyncio.run(ask(arm["player"], cfg, make_env, seeds)))}
     if arm["player"]:
         env = make_env()
         env.style = arm["player"]
@@ -134,12 +133,12 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
         how_drawn = (arm["best_of"], cfg.max_tokens, float(how == "sampled"), seed)
         played = [play(policy, sampler, make_env, batch, *how_drawn) for batch in batches]
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
-        found[how] = marks_of(best)
+        found[how] = measured([{"reward": e.reward} | e.components for e in best])
     return found
 
 
-async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list) -> list[Episode]:
-    """The episodes of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint, all at once."""
+async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list) -> list[dict]:
+    """The scores of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint, all at once."""
     name, _, address = player.partition("@")
     end = api.Endpoint(replace(cfg, model=name, api_base=address))
     async with end.client:
@@ -149,7 +148,7 @@ async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list
     for episode in episodes:
         if episode.error:
             raise SystemExit(f"{name}: scenario {episode.group} failed: {episode.error}")
-    return episodes
+    return [{"reward": e.reward} | e.components for e in episodes]
 
 
 @dataclass
@@ -217,9 +216,12 @@ class Table:
         folder = self.runs if arm["player"] else self.run(trained, setting, seed)
         flags = self.flags_of(trained, setting)
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
-        found = {"held_out": {world: play(world) for world in arm["worlds"] or self.worlds}}
+        found = {
+            "held_out": {world: play(world) for world in arm["worlds"] or self.worlds},
+            "machine": cpu_name(),
+            "commit": commit(),
+        }
         is_trained = not arm["of"] and not arm["player"]
-        found |= {"machine": cpu_name(), "commit": commit()}
         return found | outcome(folder, self.measures[0]) if is_trained else found
 
     def run(self, name: str, setting: str, seed: int) -> Path:

@@ -221,6 +221,17 @@ def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()
     return cell
 
 
+def risen(measure: str, digits: int = 3) -> Cell:
+    """GRPO minus its start in each seed, sampled; the interval is over the tasks of one seed."""
+    return lambda arm: ", ".join(
+        metrics.gain(before, after).signed(digits)
+        for before, after in zip(
+            scores(arm, measure, "sampled"), scores(arm["others"]["grpo"], measure, "sampled")
+        )
+        if arm["name"] == "start"
+    )
+
+
 # ------------------------------------------------------------------------------- letters
 def passed(stage: str) -> Cell:
     """Sampled at temperature 1: pass@k without bias (Chen et al. 2021, eq. 1)."""
@@ -825,20 +836,27 @@ TABLES |= {
         {
             "published rules": "{what}",
             "seeds": seeds,
-            "turns used, of 25, sampled": lambda arm: over(
-                scores(arm, "turns_used", "sampled")
-            ).text(1),
+            "turns used, of 25, sampled": lambda arm: (
+                over(scores(arm, "turns_used", "sampled")).within(0, 25).text(1)
+            ),
+            "each seed": lambda arm: " ".join(
+                f"{row.mean():.1f}" for row in scores(arm, "turns_used", "sampled")
+            ),
             "episodes that use all 25": lambda arm: percent(
                 [(row == 25).astype(float) for row in scores(arm, "turns_used", "sampled")]
             ),
             "reward, sampled": reward("sampled"),
-            "GRPO minus this: turns": gain("grpo", "turns_used", "sampled"),
-            "reward": gain("grpo", "reward", "sampled"),
-            "turns used, greedy": mean("turns_used", ".1f"),
+            "GRPO minus this: turns": gain("grpo", "turns_used", "sampled", but=("base",)),
+            "in each seed": risen("turns_used", 1),
+            "GRPO minus this: reward": gain("grpo", "reward", "sampled", but=("base",)),
+            "each seed's": risen("reward"),
         },
     ),
     "swarm_others": lambda: made(  # other models and scripted players, on the same scenarios
-        sorted(arms("published"), key=lambda arm: -np.mean(scores(arm, "reward"))),
+        sorted(
+            (arm for arm in arms("published") if arm["name"] != "start"),
+            key=lambda arm: -np.mean(scores(arm, "reward")),
+        ),
         {
             "published rules, greedy": "{what}",
             "seeds": seeds,
