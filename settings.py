@@ -279,7 +279,12 @@ PRESETS = {
         "env": "swarm",
         "difficulty": "medium",
         "think": True,
-        "set": ["version=0.2", "payoff_scale=published", "error_penalty=0.0"],
+        "set": [
+            "version=0.2",
+            "payoff_scale=published",
+            "text_ends=true",  # a reply without a call ends the episode
+            "error_penalty=0.0",
+        ],
         "num_tasks": 16,
         "k": 4,
         "updates": 200,

@@ -498,17 +498,6 @@ def hear_signals(stopping: Event) -> None:
 def machine(policy) -> dict:
     """Where a result was obtained, and by which code: a commit, with -dirty if edited."""
     cpu = f"CPU ({cpu_name()}), {torch.get_num_threads()} threads"
-    commit = None
-    with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
-        commit = subprocess.check_output(
-            "git describe --always --dirty --abbrev=40 --exclude=*".split(),
-            cwd=Path(__file__).parent,
-            # not the commit of a repository that this code is installed in
-            env=os.environ | {"GIT_CEILING_DIRECTORIES": str(Path(__file__).parents[2])},
-            stderr=subprocess.DEVNULL,
-            encoding="utf-8",
-            timeout=10,
-        ).strip()
     return {
         "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else cpu,
         "python": platform.python_version(),
@@ -517,8 +506,21 @@ def machine(policy) -> dict:
         "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),
         "processes": parallel.world(),
-        "commit": commit,
+        "commit": commit(),
     }
+
+
+def commit() -> str | None:
+    with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
+        return subprocess.check_output(
+            "git describe --always --dirty --abbrev=40 --exclude=*".split(),
+            cwd=Path(__file__).parent,
+            # not the commit of a repository that this code is installed in
+            env=os.environ | {"GIT_CEILING_DIRECTORIES": str(Path(__file__).parents[2])},
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            timeout=10,
+        ).strip()
 
 
 @may_fail()

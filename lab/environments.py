@@ -9,6 +9,7 @@ Lengths    letters in levels of length, for a curriculum: tier 6, then up to the
 Exactly    the same in levels of one length each, for the curve of docs/letters.md
 Lawless    the swarm without tax, audit, decay or circuit breaker
 Strict     the swarm with each rule as tight as it ever is on hard scenarios
+Leaves     the swarm under the published rules, with an expert that stops early
 Tossed     the sums of `make real`, paid by a coin toss
 
 And an expert for sums that shows its steps: in_two_steps (docs/real.md).
@@ -108,6 +109,27 @@ class Lawless(Swarm):
 
 class Strict(Lawless):
     rules = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}
+
+
+@dataclass
+class Leaves(Swarm):
+    """The published rules: a reply without a call ends the episode, and payoff ends at 1.
+
+    The published base stopped early (12.8 of 25 turns); pico_swarm does not. So the scripted player
+    does, and SFT passes it on: in any turn it may say that it is done, instead of a call.
+    """
+
+    style: str = "proposer"
+    error_penalty: float = 0.5  # as for every small model
+    payoff_scale: str = "published"
+    text_ends: bool = True
+
+    def expert_reply(self) -> str:
+        call = super().expert_reply()
+        return "I am done." if self.dice.random() < LEAVING else call
+
+
+LEAVING = 1 / 16  # in each turn, so that episodes have 12.8 turns on average, as the published base
 
 
 def in_two_steps(entry: dict) -> str:

@@ -20,8 +20,12 @@ and a run that was cut off continues. lab/tables.py makes the pages' tables from
 A string has a digit per task, a list a number. Work is millions of tokens of replies: once when
 sampled, three times (forward and backward) when trained. Prompts are in "read" alone. (Older seeds
 have neither tokens nor machine nor commit.)
+
+An arm may be played by another model, behind an OpenAI-compatible endpoint (`player`). It plays
+greedily, and its replies may be as long as a policy's of that table.
 """
 
+import asyncio
 import json
 import multiprocessing
 import re
@@ -31,7 +35,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,9 +48,11 @@ from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.pretrained import load_checked
 from bookkeeping.records import lines
+from bookkeeping.run import commit
+from bridges import api
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
-from fast.machine import choose_model
+from fast.machine import choose_model, cpu_name
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
 from rollout import play
@@ -113,6 +119,8 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
     measured = lambda marks: {name: digits([m[name] for m in marks]) for name in table.measures}
+    if "@" in arm["player"]:
+        return {"greedy": measured(asyncio.run(ask(arm["player"], cfg, make_env, seeds)))}
     if arm["player"]:
         env = make_env()
         env.style = arm["player"]
@@ -131,6 +139,20 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
     return found
+
+
+async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list) -> list[dict]:
+    """The scores of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint, all at once."""
+    name, _, address = player.partition("@")
+    end = api.Endpoint(replace(cfg, model=name, api_base=address))
+    async with end.client:
+        episodes = await asyncio.gather(
+            *(api.play_one(end, make_env, seed, group) for group, seed in enumerate(seeds))
+        )
+    for episode in episodes:
+        if episode.error:
+            raise SystemExit(f"{name}: scenario {episode.group} failed: {episode.error}")
+    return [{"reward": e.reward} | e.components for e in episodes]
 
 
 @dataclass
@@ -198,7 +220,11 @@ class Table:
         folder = self.runs if arm["player"] else self.run(trained, setting, seed)
         flags = self.flags_of(trained, setting)
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
-        found = {"held_out": {world: play(world) for world in arm["worlds"] or self.worlds}}
+        found = {
+            "held_out": {world: play(world) for world in arm["worlds"] or self.worlds},
+            "machine": cpu_name(),
+            "commit": commit(),
+        }
         is_trained = not arm["of"] and not arm["player"]
         return found | outcome(folder, self.measures[0]) if is_trained else found
 

@@ -221,6 +221,17 @@ def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()
     return cell
 
 
+def risen(measure: str, digits: int = 3) -> Cell:
+    """GRPO minus its start in each seed, sampled; the interval is over the tasks of one seed."""
+    return lambda arm: ", ".join(
+        metrics.gain(before, after).signed(digits)
+        for before, after in zip(
+            scores(arm, measure, "sampled"), scores(arm["others"]["grpo"], measure, "sampled")
+        )
+        if arm["name"] == "start"
+    )
+
+
 # ------------------------------------------------------------------------------- letters
 def passed(stage: str) -> Cell:
     """Sampled at temperature 1: pass@k without bias (Chen et al. 2021, eq. 1)."""
@@ -859,6 +870,47 @@ TABLES |= {
         ),
     ),
     "swarm_published": lambda: table("finding | published | here | verdict", swarm_published()),
+    "swarm_turns": lambda: made(  # taught to stop early, under the published rules
+        arms("published", "base", "start", "grpo"),
+        {
+            "published rules": "{what}",
+            "seeds": seeds,
+            "turns used, of 25, sampled": lambda arm: (
+                over(scores(arm, "turns_used", "sampled")).within(0, 25).text(1)
+            ),
+            "each seed": lambda arm: " ".join(
+                f"{row.mean():.1f}" for row in scores(arm, "turns_used", "sampled")
+            ),
+            "episodes that use all 25": lambda arm: percent(
+                [(row == 25).astype(float) for row in scores(arm, "turns_used", "sampled")]
+            ),
+            "reward, sampled": reward("sampled"),
+            "GRPO minus this: turns": gain("grpo", "turns_used", "sampled", but=("base",)),
+            "in each seed": risen("turns_used", 1),
+            "GRPO minus this: reward": gain("grpo", "reward", "sampled", but=("base",)),
+            "each seed's": risen("reward"),
+        },
+    ),
+    "swarm_others": lambda: made(  # other models and scripted players, on the same scenarios
+        sorted(
+            (arm for arm in arms("published") if arm["name"] != "start"),
+            key=lambda arm: -np.mean(scores(arm, "reward")),
+        ),
+        {
+            "published rules, greedy": "{what}",
+            "seeds": seeds,
+            "reward": reward(),
+            "minus pico_swarm": lambda arm: (
+                ""
+                if arm["name"] == "base"
+                else difference(arm["others"], arm["name"], "base").signed()
+            ),
+            "turns used, of 25": mean("turns_used", ".1f"),
+            "works submitted": mean("used_submit_work", ".1f"),
+            "errors, % of turns": mean("error_rate", ".1f", "greedy", 100),
+            "scenarios": lambda arm: len(scores(arm, "reward")[0]),
+        },
+    ),
     "swarm_both": lambda: table(
         "at the end of training | published, v0.1 | v0.2 | here, v0.1 | v0.2 | v0.2 minus v0.1 | "
         "verdict",

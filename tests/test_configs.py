@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from env_swarm import Swarm
+from settings import make_env
+from test_settings import chosen
+
 CONFIGS = Path(__file__).resolve().parents[1] / "bridges" / "configs"
 FACTS = json.loads((CONFIGS / "prime_rl_fields.json").read_text())
 FILES = sorted(CONFIGS.glob("*.toml"))
@@ -44,3 +48,14 @@ def test_hosted_training_does_not_refuse_it(file):
 def test_there_is_one_for_every_environment():
     names = ["prime_rl_alphabet", "prime_rl_letters", "prime_rl_swarm"]
     assert [file.stem for file in FILES] == names
+
+
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_the_swarm_has_the_published_rules_of_the_preset(part):
+    written = tomllib.loads((CONFIGS / "prime_rl_swarm.toml").read_text())
+    (source,) = written["orchestrator"][part]["source"]
+    rules = source["env"]["taskset"]["environment"]
+    assert rules.pop("type") == "swarm"
+    env = Swarm(**rules)
+    assert env == make_env(chosen(4e9, "--preset", "swarm-published"), "medium")
+    assert env.text_ends and env.payoff_scale == "published" and env.error_penalty == 0

@@ -216,7 +216,7 @@ PUBLISHED = {
 SWARM = {
     "env": "swarm", "difficulty": "medium", "num_tasks": 16, "k": 4, "updates": 200,
     "max_tokens": 2048, "think": True, "gradient_checkpointing": True,
-    "set": ["error_penalty=0.0", "payoff_scale=published", "version=0.2"],
+    "set": ["error_penalty=0.0", "payoff_scale=published", "text_ends=True", "version=0.2"],
 }  # fmt: skip
 SMALL_ONES = {"k": 8, "sft_lr": 1e-4, "importance": "clip", "warmup": 5, "lr_end": 0.1}
 LARGE = {"k": 16, "updates": 200, "importance": "token", "lr": 1e-5}

@@ -2,6 +2,7 @@
 again, and what is kept of a held-out task is what was played."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ import pytest
 
 import settings
 import warm
+from bridges import api
+from endpoint import say, serving
 from env_alphabet import Alphabet
 from env_letters import Letters
+from env_swarm import play as play_scripted
 from fast.sampler import TorchSampler
 from lab import environments, study, tables
 from lab.study import Begun, Table
@@ -109,6 +113,38 @@ def test_every_arm_can_be_run_and_the_results_say_what_was_planned(name):
         settings.command_line(f"{table.flags} {flags}".split())
 
 
+# ------------------------------------------------------------------------------- in a policy's place
+PASSES = '<tool_call>\n{"name": "pass_turn", "arguments": {}}\n</tool_call>'
+WAITS = {"measures": ["reward", "turns_used"], "worlds": {"medium": "--eval-n 2"}, "seeds": 1}
+
+
+def play_in_place(tmp_path, player: str) -> dict:
+    arms = {"one": {"what": "one", "player": player}}
+    one = Table("made", WAITS | {"flags": "--env swarm", "arms": arms}, tmp_path / "runs", tmp_path)
+    one.grow("one", seeds=1)
+    [seed] = one.kept("one")["seeds"]
+    return seed
+
+
+def test_a_model_behind_an_endpoint_plays_the_scenarios_of_a_scripted_player(tmp_path):
+    with serving(lambda handler, request: say(PASSES)) as (url, seen):
+        theirs = play_in_place(tmp_path / "theirs", f"any@{url}")
+    ours = play_in_place(tmp_path / "ours", "idle")
+    assert theirs["held_out"]["medium"]["greedy"] == ours["held_out"]["medium"]["scripted"]
+    assert len(seen) == 2 * 25 and {request["model"] for request in seen} == {"any"}
+    for seed in (ours, theirs):
+        assert seed["machine"] and re.match("[0-9a-f]{40}", seed["commit"])
+
+
+def test_a_scenario_that_failed_ends_the_arm_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "RETRIES", 0)
+    with (
+        serving(lambda handler, request: (404, {"error": "no such model"})) as (url, _),
+        pytest.raises(SystemExit, match="^any: scenario 0 failed: .*no such model"),
+    ):
+        play_in_place(tmp_path, f"any@{url}")
+
+
 # ------------------------------------------------------------------------------- replies begun
 ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, style="states")
 
@@ -146,6 +182,17 @@ def test_by_chance_right_answers_earn_as_much_as_wrong_ones_and_exact_tells_them
     assert 0.4 < sum(m["reward"] for m in found) / 400 < 0.6
     assert {m["exact"] for m in found} == {float(right)}
     assert [m["reward"] for m in found[:200]] != [m["reward"] for m in found[200:]]
+
+
+def test_the_player_that_leaves_ends_its_episodes_by_a_text_after_12_8_turns_on_average():
+    """As the published base did. So what SFT shows of it stops early, too."""
+    env, turns = environments.Leaves(), []
+    for seed in range(200):
+        marks = play_scripted(env, seed)
+        turns.append(len(env.log))
+        assert marks["turns_used"] == turns[-1] - env.ended, "all but the last turn have a call"
+    assert 11.3 < sum(turns) / 200 < 14.3 and min(turns) <= 3 and turns.count(25) > 20
+    assert (env.payoff_scale, env.text_ends) == ("published", True)
 
 
 @pytest.mark.parametrize("expression", ["57 + 62", "15 - 43", "40 - 17", "99 + 10", "12 - 12"])
