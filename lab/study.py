@@ -142,13 +142,18 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
 
 
 async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list) -> list[dict]:
-    """The scores of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint, all at once."""
+    """The scores of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint.
+
+    So many scenarios at a time as --api-concurrency says, or a slow server would be late with all.
+    """
     name, _, address = player.partition("@")
     end = api.Endpoint(replace(cfg, model=name, api_base=address))
+    numbered, episodes = [*enumerate(seeds)], []
     async with end.client:
-        episodes = await asyncio.gather(
-            *(api.play_one(end, make_env, seed, group) for group, seed in enumerate(seeds))
-        )
+        while numbered:
+            some, numbered = numbered[: cfg.api_concurrency], numbered[cfg.api_concurrency :]
+            plays = (api.play_one(end, make_env, seed, group) for group, seed in some)
+            episodes += await asyncio.gather(*plays)
     for episode in episodes:
         if episode.error:
             raise SystemExit(f"{name}: scenario {episode.group} failed: {episode.error}")
