@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swarm import governance as gov
-from swarm.economy import Interaction
+from swarm.economy import Interaction, noisy, proxy, v_hat
 from swarm.governance import (
     STACKS,
     Belief,
@@ -19,9 +19,7 @@ from swarm.governance import (
     decide,
     measures,
     over,
-    proxy,
     thrash,
-    v_hat,
 )
 from test_env_swarm import check_books
 
@@ -73,8 +71,8 @@ def test_the_watch_flags_noise_and_kindness_and_nothing_else():
     rng = np.random.default_rng(1)
     wild = read_twice(rng, 0.55, 0.2)
     assert gov.reading_variance(wild) == pytest.approx(0.04, rel=0.3)
-    assert not gov.noisy(read_twice(rng, 0.8, 0.05), 0.5) and not gov.noisy(Watch(), 0.5)
-    assert gov.noisy(wild, 0.5)
+    assert not noisy(read_twice(rng, 0.8, 0.05).rereads, 0.5) and not noisy([], 0.5)
+    assert noisy(wild.rereads, 0.5)
     kind, fair, strict = ([(0.8, k % 5 > least) for k in range(100)] for least in (2, 0, -1))
     said = [gov.too_kind(Watch(audits=deque(a))) for a in (kind, kind[:29], fair, strict)]
     assert said == [True, False, False, False]  # 29 are too few to say
