@@ -36,9 +36,8 @@ economy that docs/swarm.md links.)
                 and one for the share of turns lost to errors.
     quality     the mean p, the probability of being good (swarm/economy.py), over the
                 model's submissions and accepted trades, in both directions; 0 if there
-                are none. As the economy settles them: with --set proxy_noise= it does
-                not know p but reads it from noisy signals, and with
-                --set gate=hard it pays as if p were 0 or 1.
+                are none. It is p as the economy settles a deal: with --set proxy_noise=
+                read off noisy signals, with --set gate=hard either 0 or 1.
     diversity   Shannon entropy of the tools used with success, over its largest
                 possible value.
 
@@ -173,9 +172,7 @@ class Swarm:
     # How the economy sees whether a deal is good, and pays for it.
     proxy_noise: float = 0.0  # 0: it knows p
     gate: str = "soft"  # one of GATES
-    recalibrate: bool = (
-        False  # are readings of p corrected by outcomes of earlier deals?
-    )
+    recalibrate: bool = False  # are noisy readings corrected by outcomes seen before?
     max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 
     def __post_init__(self):

@@ -62,7 +62,6 @@ NAMES = {
     "quality_gap_true": "quality gap, in truth",
     "proxy_error": "error of p as settled",
     "proxy_variance": "variance of a reading of p",
-    "proxy_flips": "decisions that a second reading changes",
     "proxy_flagged": "episodes with p too noisy",
     "deviation": "deviation within groups",
     "found": "the right answer anywhere in the reply",
@@ -87,7 +86,7 @@ HABITS = {
     "habit_given": GREY,
     "habit_other": ("#efedea", "#2b2f35"),
 }
-PERCENT = """error_rate any_error waste format truncated survival exact found proxy_flips
+PERCENT = """error_rate any_error waste format truncated survival exact found
 proxy_flagged""".split()
 DIGITS = {
     "gain": 1,

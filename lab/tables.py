@@ -828,6 +828,70 @@ TABLES |= {
 }
 
 
+# ------------------------------------------------------------------------------- noisy proxy
+PROXY = {  # what the page predicted: (an arm, minus another, in this world, by this measure)
+    "quality where p is known: hard gate minus soft": ("hard", "soft", "p known", "quality"),
+    "reward where p is known: trained under noise minus trained there": (
+        "soft",
+        "known",
+        "p known",
+        "reward",
+    ),
+    "reward under noise, soft gate: soft minus hard": ("soft", "hard", "noise, soft", "reward"),
+    "reward under noise, hard gate: soft minus hard": ("soft", "hard", "noise, hard", "reward"),
+}
+
+
+def played_in(measure: str, world: str) -> Cell:
+    """Sampled; a world that an arm has not played is left empty."""
+    return lambda arm: over(scores(arm, measure, "sampled", world)).text()
+
+
+TABLES |= {
+    "proxy": lambda: made(  # each policy in each economy
+        arms("proxy", "base", "known", "soft", "hard"),
+        {
+            "swarm, medium, sampled": "{what}",
+            "seeds": seeds,
+            "reward, p known": played_in("reward", "p known"),
+            "reward, noise, soft gate": played_in("reward", "noise, soft"),
+            "reward, noise, hard gate": played_in("reward", "noise, hard"),
+            "quality, p known": played_in("quality", "p known"),
+            "works, p known": played_in("used_submit_work", "p known"),
+            "trades proposed, p known": played_in("used_propose_trade", "p known"),
+        },
+    ),
+    "proxy_predicted": lambda: table(
+        "what was predicted | difference",
+        (
+            [what, difference(read("proxy")["arms"], a, b, "sampled", world, measure).signed()]
+            for what, (a, b, world, measure) in PROXY.items()
+        ),
+    ),
+    "proxy_read": lambda: made(  # how p is read, and what recalibration changes
+        (
+            {"who": player, "world": world}
+            | {
+                name: metrics.mean(numbers(values)).text()
+                for name, values in marks["scripted"].items()
+            }
+            for player in ("tuned", "expert")
+            for world, marks in read("proxy")["arms"][player]["seeds"][0]["held_out"].items()
+        ),
+        {
+            "scripted player (n = 64 each)": "{who}",
+            "economy": "{world}",
+            "reward": "{reward}",
+            "quality as settled": "{quality}",
+            "in truth": "{quality_true}",
+            "error of p": "{proxy_error}",
+            "variance of a reading": "{proxy_variance}",
+            "episodes flagged": "{proxy_flagged}",
+        },
+    ),
+}
+
+
 # ------------------------------------------------------------------------------- hardware
 def hardware(arm: str) -> list[dict]:
     """The rows of an arm of results/hardware.json."""

@@ -14,7 +14,7 @@ that are drawn around it (`settle`):
     signals -> v_hat in [-1, 1] -> p -> recalibration, if any -> gate -> payment
 
     gate          soft pays by p, as above. hard pays by whether p reaches a half: the whole stake
-                  is earned or lost. Both pay the same for p = 0, 1/2 (on average) and 1.
+                  is earned or lost.
     variance      every deal is read a second time, which decides nothing: half the mean squared
                   difference of two readings is the variance of one. If the second would surely
                   have decided otherwise in more than a tenth of the deals, p is flagged (`noisy`).
@@ -335,7 +335,8 @@ def recalibrate(outcomes) -> tuple[float, float]:
 
     Platt's scaling ("Probabilistic outputs for support vector machines", 1999), by Newton's method.
     outcomes: (reading, good 1 or bad 0). A normal prior, of variance 1 around "p is right as it is"
-    (slope 1, offset 0), keeps few outcomes from an extreme fit.
+    (slope 1, offset 0), keeps few outcomes from an extreme fit. Rounded, so that it is the same on
+    every machine.
     """
     import numpy as np
 
@@ -346,7 +347,7 @@ def recalibrate(outcomes) -> tuple[float, float]:
         said = 1 / (1 + np.exp(-fit @ x))
         curvature = (x * said * (1 - said)) @ x.T + np.eye(2)
         fit = fit + np.linalg.solve(curvature, x @ (good - said) + prior - fit)
-    return float(fit[0]), float(fit[1])
+    return round(float(fit[0]), 6), round(float(fit[1]), 6)
 
 
 def correct(p: float, fit: tuple[float, float] | None) -> float:
