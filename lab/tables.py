@@ -612,6 +612,7 @@ SHARES = "0% | 12.5% | 25% | 37.5% | 50% | 62.5%"  # of the eight bots
 GAINS = {  # (better, worse): what the step from the second to the first is called
     ("soft", "hard"): "soft gate instead of hard",
     ("fast tier", "soft"): "fast tier on top of soft",
+    ("fast, p corrected", "fast tier"): "p corrected by audits, on top of the fast tier",
     ("fast + pairs", "fast tier"): "detection of pairs on top of the fast tier",
     ("fast + slow tier", "fast + pairs"): "vote on top of that",
     ("slow every epoch", "fast + slow tier"): "council every epoch instead of on a signal",

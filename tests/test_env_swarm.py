@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import pytest
 from scipy.special import expit as sigmoid
 
+from bookkeeping import report
 from bookkeeping import tables as report_tables
 from env_swarm import PAYOFFS, STYLES, Swarm, play
 from made_up import played
@@ -849,9 +850,9 @@ def test_what_the_score_says_of_the_proxy_by_hand(monkeypatch):
     assert marks["proxy_flagged"] == 1.0  # 10 of 40 flip
     e.rereads = [(0.6, 0.4)] * 5 + [(0.9, 0.9)] * 35
     assert env.score()["proxy_flagged"] == 0.0  # 5 of 40 may be a tenth
-    for name in marks.keys() - Swarm.__dataclass_fields__.keys():
-        assert not name.startswith("proxy_") or name in report_tables.NAMES
-        assert not name.endswith("_true") or name in report_tables.NAMES
+    told = {name for name in marks if name.startswith("proxy_") or name.endswith("_true")}
+    assert len(told) == 8 and told <= report_tables.NAMES.keys()  # a report names them, and shows …
+    assert {"quality_true", *(n for n in told if n.startswith("proxy_"))} <= {*report.TRAJECTORY}
 
 
 def test_a_reading_is_the_proxy_of_signals_around_the_quality():
