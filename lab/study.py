@@ -108,9 +108,10 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     cfg = settings.complete(cfg, policy.n_parameters, path, fits)
     make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
-    has = lambda name, marks: all(name in m for m in marks)
     measured = lambda marks: {
-        name: digits([m[name] for m in marks]) for name in table.measures if has(name, marks)
+        name: digits([m[name] for m in marks])
+        for name in table.measures
+        if all(name in m for m in marks)
     }
     if arm["player"]:
         env = make_env()

@@ -769,6 +769,24 @@ def swarm_players() -> Iterable[list]:
         yield [what, *(f"{np.mean(marks[part]):.3f}" for marks in players)]
 
 
+PROXY = {  # what the page predicted: (an arm, minus another, in this world, by this measure)
+    "quality where p is known: hard gate minus soft": ("hard", "soft", "p known", "quality"),
+    "reward where p is known: trained under noise minus trained there": (
+        "soft",
+        "known",
+        "p known",
+        "reward",
+    ),
+    "reward under noise, soft gate: soft minus hard": ("soft", "hard", "noise, soft", "reward"),
+    "reward under noise, hard gate: soft minus hard": ("soft", "hard", "noise, hard", "reward"),
+}
+
+
+def played_in(measure: str, world: str) -> Cell:
+    """Sampled; a world that an arm has not played is left empty."""
+    return lambda arm: over(scores(arm, measure, "sampled", world)).text()
+
+
 TABLES |= {
     "swarm": lambda: made(  # base, SFT and GRPO on held-out scenarios
         stages(
@@ -826,31 +844,8 @@ TABLES |= {
         "verdict",
         swarm_both(),
     ),
-}
-
-
-# ------------------------------------------------------------------------------- noisy proxy
-PROXY = {  # what the page predicted: (an arm, minus another, in this world, by this measure)
-    "quality where p is known: hard gate minus soft": ("hard", "soft", "p known", "quality"),
-    "reward where p is known: trained under noise minus trained there": (
-        "soft",
-        "known",
-        "p known",
-        "reward",
-    ),
-    "reward under noise, soft gate: soft minus hard": ("soft", "hard", "noise, soft", "reward"),
-    "reward under noise, hard gate: soft minus hard": ("soft", "hard", "noise, hard", "reward"),
-}
-
-
-def played_in(measure: str, world: str) -> Cell:
-    """Sampled; a world that an arm has not played is left empty."""
-    return lambda arm: over(scores(arm, measure, "sampled", world)).text()
-
-
-TABLES |= {
     "proxy": lambda: made(  # each policy in each economy
-        arms("proxy", "base", "known", "soft", "hard"),
+        [arm for arm in arms("proxy") if arm["name"] not in ("tuned", "expert")],
         {
             "swarm, medium, sampled": "{what}",
             "seeds": seeds,
@@ -867,6 +862,7 @@ TABLES |= {
         (
             [what, difference(read("proxy")["arms"], a, b, "sampled", world, measure).signed()]
             for what, (a, b, world, measure) in PROXY.items()
+            if {a, b} <= read("proxy")["arms"].keys()
         ),
     ),
     "proxy_read": lambda: made(  # how p is read, and what recalibration changes
