@@ -36,7 +36,8 @@ economy that docs/swarm.md links.)
                 and one for the share of turns lost to errors.
     quality     the mean p, the probability of being good (swarm/economy.py), over the
                 model's submissions and accepted trades, in both directions; 0 if there
-                are none.
+                are none. It is p as the economy settles a deal: with --set proxy_noise=
+                read off noisy signals, with --set gate=hard either 0 or 1.
     diversity   Shannon entropy of the tools used with success, divided by its largest
                 possible value.
 
@@ -73,12 +74,22 @@ from swarm.bots import (
     DIFFICULTIES,
     MIXED,
     SCENARIOS,
+    calibrate,
     draw_scenario,
     draw_tasks,
     finish_step,
     pass_the_rest,
 )
-from swarm.economy import LAST_STEP, ME, Scenario, measures, open_economy, outbox
+from swarm.economy import (
+    GATES,
+    LAST_STEP,
+    ME,
+    Scenario,
+    behind_the_proxy,
+    measures,
+    open_economy,
+    outbox,
+)
 from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
@@ -158,6 +169,10 @@ class Swarm:
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
+    # How the economy sees whether a deal is good, and pays for it.
+    proxy_noise: float = 0.0  # 0: it knows p
+    gate: str = "soft"  # one of GATES
+    recalibrate: bool = False  # are noisy readings corrected by outcomes seen before?
     max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 
     def __post_init__(self):
@@ -166,12 +181,19 @@ class Swarm:
             ("--difficulty ", self.difficulty, (*DIFFICULTIES, MIXED)),
             ("--sft-style ", self.style, STYLES),
             ("--set payoff_scale=", self.payoff_scale, PAYOFFS),
+            ("--set gate=", self.gate, GATES),
         ):
             check_choice(flag, value, choices, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
-        for name in (*WEIGHTS[self.version], "floor", "floor_penalty", "error_penalty"):
+        for name in (
+            *WEIGHTS[self.version],
+            "floor",
+            "floor_penalty",
+            "error_penalty",
+            "proxy_noise",
+        ):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"--set {name}={value}: must be a number, at least 0")
@@ -183,7 +205,13 @@ class Swarm:
         return self.start(draw_scenario(seed, self.difficulty, self.version))
 
     def start(self, scenario: Scenario) -> list[dict]:
-        self.economy = open_economy(scenario, draw_tasks(scenario))
+        self.economy = open_economy(
+            scenario,
+            draw_tasks(scenario),
+            proxy_noise=self.proxy_noise,
+            gate=self.gate,
+            fit=calibrate(self.version, self.proxy_noise) if self.recalibrate else None,
+        )
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
         self.ended = False  # by a reply without a call, with text_ends
@@ -261,11 +289,15 @@ class Swarm:
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
         deals = economy.interactions
         sides = lambda deal: (deal.initiator, deal.counterparty)
-        qualities = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
+        mine = [deal for deal in deals if deal.accepted and ME in sides(deal)]
+        average = lambda values: sum(values) / max(1, len(values))
         # of the whole economy (swarm.economy.measures); _hard: with p rounded to 0 or 1
         averages, hard = measures(deals), measures(deals, hard=True)
         hard.pop("acceptance")  # rounding p does not change it
         averages |= {f"{name}_hard": value for name, value in hard.items()}
+        if self.proxy_noise or self.gate == "hard":
+            averages["quality_true"] = average([deal.truth for deal in mine])
+            averages |= behind_the_proxy(economy)
         claims, submissions = self.used["claim_task"], self.used["submit_work"]
         # the share of claims that were never submitted
         averages["waste"] = 1 - submissions / claims if claims else math.nan
@@ -276,7 +308,7 @@ class Swarm:
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
-            "quality": sum(qualities) / max(1, len(qualities)),
+            "quality": average([deal.p for deal in mine]),
             "diversity": entropy(used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100

@@ -63,6 +63,15 @@ NAMES = {
     "quality_gap_50": "quality gap, soft: 50% quantile",
     "quality_gap_95": "quality gap, soft: 95% quantile",
     "acceptance": "deals accepted, of all",
+    # if the economy reads p through a proxy, or settles by a threshold on it
+    "quality_true": "interaction quality, in truth",
+    "welfare_true": "welfare of all, in truth",
+    "toxicity_true": "toxicity, in truth",
+    "tail_true": "toxicity of the worst 5%, in truth",
+    "quality_gap_true": "quality gap, in truth",
+    "proxy_error": "error of p as settled",
+    "proxy_variance": "variance of a reading of p",
+    "proxy_flagged": "episodes with p too noisy",
     "deviation": "deviation within groups",
     "found": "the right answer anywhere in the reply",
     "off_policy_steps": "off-policy level (age of the samples, in updates)",
@@ -88,7 +97,8 @@ HABITS = {
     "habit_given": GREY,
     "habit_other": ("#efedea", "#2b2f35"),
 }
-PERCENT = "error_rate any_error waste format truncated survival exact found".split()
+PERCENT = """error_rate any_error waste format truncated survival exact found
+proxy_flagged""".split()
 DIGITS = {
     "gain": 1,
     "reply_tokens": 1,
@@ -96,6 +106,7 @@ DIGITS = {
     "batches_dropped": 1,
     "welfare": 1,
     "welfare_hard": 1,
+    "welfare_true": 1,
     "turns_used": 2,
     "turns_acted": 2,
     "extra_calls": 2,

@@ -118,7 +118,11 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     cfg = settings.complete(cfg, policy.n_parameters, path, fits)
     make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
-    measured = lambda marks: {name: digits([m[name] for m in marks]) for name in table.measures}
+    measured = lambda marks: {
+        name: digits([m[name] for m in marks])
+        for name in table.measures
+        if all(name in m for m in marks)
+    }
     if "@" in arm["player"]:
         return {"greedy": measured(asyncio.run(ask(arm["player"], cfg, make_env, seeds)))}
     if arm["player"]:

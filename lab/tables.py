@@ -643,6 +643,7 @@ SHARES = "0% | 12.5% | 25% | 37.5% | 50% | 62.5%"  # of the eight bots
 GAINS = {  # (better, worse): what the step from the second to the first is called
     ("soft", "hard"): "soft gate instead of hard",
     ("fast tier", "soft"): "fast tier on top of soft",
+    ("fast, p corrected", "fast tier"): "p corrected by audits, on top of the fast tier",
     ("fast + pairs", "fast tier"): "detection of pairs on top of the fast tier",
     ("fast + slow tier", "fast + pairs"): "vote on top of that",
     ("slow every epoch", "fast + slow tier"): "council every epoch instead of on a signal",
@@ -818,6 +819,24 @@ def swarm_players() -> Iterable[list]:
         yield [what, *(f"{np.mean(marks[part]):.3f}" for marks in players)]
 
 
+PROXY = {  # what the page predicted: (an arm, minus another, in this world, by this measure)
+    "quality where p is known: hard gate minus soft": ("hard", "soft", "p known", "quality"),
+    "reward where p is known: trained under noise minus trained there": (
+        "soft",
+        "known",
+        "p known",
+        "reward",
+    ),
+    "reward under noise, soft gate: soft minus hard": ("soft", "hard", "noise, soft", "reward"),
+    "reward under noise, hard gate: soft minus hard": ("soft", "hard", "noise, hard", "reward"),
+}
+
+
+def played_in(measure: str, world: str) -> Cell:
+    """Sampled; a world that an arm has not played is left empty."""
+    return lambda arm: over(scores(arm, measure, "sampled", world)).text()
+
+
 TABLES |= {
     "swarm": lambda: made(  # base, SFT and GRPO on held-out scenarios
         stages(
@@ -915,6 +934,48 @@ TABLES |= {
         "at the end of training | published, v0.1 | v0.2 | here, v0.1 | v0.2 | v0.2 minus v0.1 | "
         "verdict",
         swarm_both(),
+    ),
+    "proxy": lambda: made(  # each policy in each economy
+        [arm for arm in arms("proxy") if arm["name"] not in ("tuned", "expert")],
+        {
+            "swarm, medium, sampled": "{what}",
+            "seeds": seeds,
+            "reward, p known": played_in("reward", "p known"),
+            "reward, noise, soft gate": played_in("reward", "noise, soft"),
+            "reward, noise, hard gate": played_in("reward", "noise, hard"),
+            "quality, p known": played_in("quality", "p known"),
+            "works, p known": played_in("used_submit_work", "p known"),
+            "trades proposed, p known": played_in("used_propose_trade", "p known"),
+        },
+    ),
+    "proxy_predicted": lambda: table(
+        "what was predicted | difference",
+        (
+            [what, difference(read("proxy")["arms"], a, b, "sampled", world, measure).signed()]
+            for what, (a, b, world, measure) in PROXY.items()
+            if {a, b} <= read("proxy")["arms"].keys()
+        ),
+    ),
+    "proxy_read": lambda: made(  # how p is read, and what recalibration changes
+        (
+            {"who": player, "world": world}
+            | {
+                name: metrics.mean(numbers(values)).text()
+                for name, values in marks["scripted"].items()
+            }
+            for player in ("tuned", "expert")
+            for world, marks in read("proxy")["arms"][player]["seeds"][0]["held_out"].items()
+        ),
+        {
+            "scripted player (n = 64 each)": "{who}",
+            "economy": "{world}",
+            "reward": "{reward}",
+            "quality as settled": "{quality}",
+            "in truth": "{quality_true}",
+            "error of p": "{proxy_error}",
+            "variance of a reading": "{proxy_variance}",
+            "episodes flagged": "{proxy_flagged}",
+        },
     ),
 }
 

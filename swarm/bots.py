@@ -24,6 +24,7 @@ Run me: `python -m swarm.bots` plays 25 steps in which the model only passes.
 
 import random
 from dataclasses import replace
+from functools import cache
 
 from swarm import tools as act
 from swarm.economy import (
@@ -40,6 +41,7 @@ from swarm.economy import (
     inbox,
     open_economy,
     payable,
+    recalibrate,
     sigmoid,
 )
 
@@ -70,6 +72,7 @@ SHIFTS = {  # {rule: its change midway}
     "threshold": lambda threshold: threshold + 5,
 }
 P_EXTREME, P_SHIFT = 0.05, 0.10
+CALIBRATED = 100  # episodes
 
 # Tasks are sentences like "review the supply budget for river transport", of short, common words.
 VERBS = """write review design test build draft improve measure check prepare plan evaluate explain
@@ -143,6 +146,25 @@ def draw_tasks(scenario: Scenario) -> list[list[Task]]:
             tasks.append(Task(f"task_{number}", f"{what} for {places}", level, bounty, deadline))
         epochs.append(tasks)
     return epochs
+
+
+@cache  # an environment is made for every episode
+def calibrate(version: str, noise: float) -> tuple[float, float]:
+    """The recalibration of a proxy by the deals of bots alone, before any policy plays.
+
+    In training scenarios of all difficulties; outcomes are seen of accepted deals only.
+    """
+    outcomes = []
+    for number in range(CALIBRATED):
+        scenario = draw_scenario(number, MIXED, version)
+        economy = open_economy(scenario, draw_tasks(scenario), proxy_noise=noise)
+        pass_the_rest(economy)
+        outcomes += [
+            (deal.p, float(chance(economy.proxy_rng, deal.truth)))
+            for deal in economy.interactions
+            if deal.accepted
+        ]
+    return recalibrate(outcomes)
 
 
 # --------------------------------------------------------------------------- bots

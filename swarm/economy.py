@@ -8,6 +8,18 @@ two ideas.
 weighted and summed to v, and p = sigmoid(k v) is the probability that it was good. An interaction
 with a stake pays stake (2p - 1): good work earns, bad work costs.
 
+By default the economy knows this p. With --set proxy_noise= it does not, and reads it off signals
+that are drawn around it (`settle`):
+
+    signals -> v_hat in [-1, 1] -> p -> recalibration, if any -> gate -> payment
+
+    gate          soft pays by p, as above. hard pays by whether p reaches a half: the whole stake
+                  is earned or lost.
+    variance      every deal is read a second time, which decides nothing: half the mean squared
+                  difference of two readings is the variance of one. If the second would surely
+                  have decided otherwise in more than a tenth of the deals, p is flagged (`noisy`).
+    recalibrate   a logistic regression of outcomes on readings corrects p (swarm.bots.calibrate).
+
 *Closed books.* Resources change in one function, `book`, and always under one of six names:
 
     task      the world pays (or charges) for submitted work: bounty (2p - 1)
@@ -54,6 +66,8 @@ import random
 import re
 from collections import Counter, namedtuple
 from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import NormalDist, fmean
 
 EPOCHS, STEPS = 5, 5
 LAST_STEP = EPOCHS * STEPS
@@ -61,6 +75,8 @@ ME = "you"  # the model's name among the members
 MECHANISMS = ("task", "trade", "transfer", "bonus", "tax", "fine")
 
 SHARPNESS = 2.0  # k of p = sigmoid(k v)
+GATES = ("soft", "hard")
+BAR = 0.5  # the least p that the hard gate lets pass
 MOST_TAX = 0.5
 PATIENCE = 5  # steps until a proposal lapses
 APPEAL_STEPS = 3  # steps that a freeze lasts
@@ -116,13 +132,16 @@ class Proposal:
     receiver: str
     text: str
     transfer: float  # positive: the proposer gives
-    p: float  # probability that the trade is good, fixed when it is proposed
+    p: float  # probability that the trade is good, as the economy settles it: fixed when proposed
     step: int
+    truth: float | None = None  # that probability, which nobody sees
 
 
 # For the metrics: who dealt with whom (counterparty "" for a task), whether the deal was accepted,
-# and p, the probability that it was good.
-Interaction = namedtuple("Interaction", "step initiator counterparty accepted p")
+# p, the probability that it was good, and the true p if a proxy stood between the two.
+Interaction = namedtuple(
+    "Interaction", "step initiator counterparty accepted p truth", defaults=(None,)
+)
 
 
 @dataclass
@@ -147,7 +166,12 @@ class Economy:
     members: dict[str, Member]
     to_come: list[list[Task]]  # the tasks of each epoch
     audit_rng: random.Random
+    proxy_rng: random.Random
     total: float  # resources of all members together
+    proxy_noise: float = 0.0  # 0: p is known, and nothing is drawn
+    gate: str = "soft"  # one of GATES
+    fit: tuple[float, float] | None = None  # recalibrates every reading of p
+    rereads: list[tuple[float, float]] = field(default_factory=list)  # two readings of each deal
     step: int = 1
     tasks: dict[str, Task] = field(default_factory=dict)  # open or claimed
     posts: dict[str, Post] = field(default_factory=dict)
@@ -158,8 +182,11 @@ class Economy:
     interactions: list[Interaction] = field(default_factory=list)
 
 
-def open_economy(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
-    """An economy at its first step. All tasks are drawn beforehand, so play cannot change them."""
+def open_economy(scenario: Scenario, to_come: list[list[Task]], **proxy) -> Economy:
+    """An economy at its first step. All tasks are drawn beforehand, so play cannot change them.
+
+    proxy: proxy_noise, gate and fit, if they are not the defaults.
+    """
     members = {ME: Member(ME, "model", scenario.resources)}
     shared = random.Random(scenario.dice + " bots")
     for i, kind in enumerate(scenario.bots, 1):
@@ -173,8 +200,10 @@ def open_economy(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
         members=members,
         to_come=to_come,
         audit_rng=random.Random(scenario.dice + " audits"),
+        proxy_rng=random.Random(scenario.dice + " proxy"),
         total=scenario.resources * len(members),
         tasks={task.id: task for task in to_come[0]},
+        **proxy,
     )
 
 
@@ -235,6 +264,97 @@ def trade_label(quality: float, reputation: float, transfer: float) -> float:
     return sigmoid(SHARPNESS * v)
 
 
+# --------------------------------------------------------------------------- the proxy
+
+
+def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
+    """The weighted signals, in [-1, 1].
+
+    progress of the task and engagement of the counterparty are in [-1, 1]. A count n (how often
+    work had to be done again, was rejected by a verifier, misused a tool) becomes 2 decay^n - 1: +1
+    for none, near -1 for many; the first costs most. Rejections and misuse are averaged into one.
+    """
+    counts = ((0.3, rework), (0.4, rejections), (0.5, misuse))
+    redone, rejected, misused = (2 * decay**n - 1 for decay, n in counts)
+    return 0.4 * progress + 0.2 * redone + 0.2 * (rejected + misused) / 2 + 0.2 * engagement
+
+
+def proxy(*signals: float) -> float:
+    """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
+    return sigmoid(SHARPNESS * v_hat(*signals))
+
+
+def reading(quality: float, noise: float, dice) -> float:
+    """A reading of p: the proxy, applied to the signals of a deal of that (apparent) quality.
+
+    noise is that of progress and engagement. What went wrong is counted, by a Poisson distribution:
+    at a quality of 0 work is done again 3 times on average, rejected twice, a tool misused once.
+    """
+    draw = lambda: NormalDist().inv_cdf(dice.random() * (1 - 2e-9) + 1e-9)
+    progress, engagement = (max(-1.0, min(1.0, 2 * quality - 1 + noise * draw())) for _ in range(2))
+    counts = [poisson(rate * (1 - quality), dice.random()) for rate in (3, 2, 1)]
+    return proxy(progress, *counts, engagement)
+
+
+def poisson(rate: float, luck: float) -> int:
+    """A number of events, by inversion of the distribution; luck is in [0, 1)."""
+    chances = (math.exp(-rate) * rate**n / math.factorial(n) for n in range(20))
+    return sum(luck >= below for below in accumulate(chances))
+
+
+def settle(economy: Economy, truth: float) -> float:
+    """The p by which the economy settles a deal whose true p is this."""
+    p = truth
+    if economy.proxy_noise:
+        p, again = (
+            correct(reading(truth, economy.proxy_noise, economy.proxy_rng), economy.fit)
+            for _ in range(2)
+        )
+        economy.rereads.append((p, again))
+    return float(p >= BAR) if economy.gate == "hard" else p
+
+
+def variance(rereads) -> float:
+    """Of a reading: half the mean squared difference of two. NaN without any."""
+    return fmean((a - b) ** 2 for a, b in rereads) / 2 if rereads else math.nan
+
+
+def noisy(rereads, bar: float = BAR) -> bool:
+    """Would a second look surely (97.5%) change over a tenth of the decisions?
+
+    Then p is too noisy to govern by.
+    """
+    import metrics  # here, because it loads NumPy
+
+    n, flips = len(rereads), sum((a >= bar) != (b >= bar) for a, b in rereads)
+    return flips > 0.1 * n and metrics.proportion(flips, n).low > 0.1
+
+
+def recalibrate(outcomes) -> tuple[float, float]:
+    """Slope and offset of the logistic regression of outcomes on the log-odds of readings.
+
+    Platt's scaling ("Probabilistic outputs for support vector machines", 1999), by Newton's method.
+    outcomes: (reading, good 1 or bad 0). A normal prior, of variance 1 around "p is right as it is"
+    (slope 1, offset 0), keeps few outcomes from an extreme fit. Rounded, so that it is the same on
+    every machine.
+    """
+    import numpy as np
+
+    p, good = np.array(outcomes, dtype=float).T
+    x = np.stack([np.log(p / (1 - p)), np.ones_like(p)])  # [2, n]
+    prior = fit = np.array([1.0, 0.0])
+    for _ in range(20):
+        said = 1 / (1 + np.exp(-fit @ x))
+        curvature = (x * said * (1 - said)) @ x.T + np.eye(2)
+        fit = fit + np.linalg.solve(curvature, x @ (good - said) + prior - fit)
+    return round(float(fit[0]), 6), round(float(fit[1]), 6)
+
+
+def correct(p: float, fit: tuple[float, float] | None) -> float:
+    """A reading after recalibration, if there was one."""
+    return p if fit is None else sigmoid(fit[0] * math.log(p / (1 - p)) + fit[1])
+
+
 # --------------------------------------------------------------------------- what it was worth
 
 # What both sides of a deal gain together if it is good, lose if it is bad, and what a bad deal
@@ -264,6 +384,20 @@ def measures(deals: list[Interaction], hard: bool = False) -> dict[str, float]:
         "tail": mean(worst_first[: math.ceil(0.05 * len(worst_first))]),
         "quality_gap": mean(accepted) - mean(rejected),
         "welfare": sum(map(social, accepted)),  # of all accepted deals together
+    }
+
+
+def behind_the_proxy(economy: Economy) -> dict[str, float]:
+    """What the settled p hides: *_true are the measures with the true p, proxy_* the proxy's own.
+
+    proxy_error is the mean distance of the settled p from the true one.
+    """
+    deals, pairs = economy.interactions, economy.rereads
+    true = measures([deal._replace(p=deal.truth) for deal in deals])
+    return {f"{name}_true": x for name, x in true.items() if name != "acceptance"} | {
+        "proxy_error": fmean(abs(d.p - d.truth) for d in deals) if deals else math.nan,
+        "proxy_variance": variance(pairs),
+        "proxy_flagged": float(noisy(pairs)),
     }
 
 

@@ -5,10 +5,12 @@ is. Everything here treats p as the uncertain number that it is, and eight scrip
 them deceptive, show what that is worth:
 
     proxy     progress, rework, rejections, misuse, engagement -> v_hat in [-1, 1] -> p
+              (swarm/economy.py, as in the model's economy with --set proxy_noise=)
     measures  toxicity E[1 - p | accepted], quality gap E[p | accepted] - E[p | rejected], welfare:
               soft (with p), hard (p rounded to 0 or 1), and true (with what only we know). They
               are in swarm/economy.py, and Swarm.score reports them for every episode
-    watch     the proxy records its own errors, and says if it is too noisy or too kind
+    watch     the proxy records its own errors, says if it is too noisy or too kind, and in one
+              governance corrects p by its audits
     gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given
               what is believed of the proposer, too
     fast      the local tier: reputation, stakes and audits, decided at once by the two sides
@@ -63,7 +65,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby, pairwise, product
 from pathlib import Path
-from statistics import NormalDist
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,7 +78,6 @@ from swarm.economy import (
     APPEAL_STEPS,
     EPOCHS,
     ME,
-    SHARPNESS,
     STEPS,
     Economy,
     Interaction,
@@ -85,32 +85,18 @@ from swarm.economy import (
     Proposal,
     Scenario,
     book,
+    correct,
     earn,
     end_step,
     measures,
+    noisy,
     open_economy,
+    reading,
+    recalibrate,
     respect,
-    sigmoid,
     social,
+    variance,
 )
-
-
-# ------------------------------------------------------------------------- signals -> p
-def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
-    """The weighted signals, in [-1, 1].
-
-    progress of the task and engagement of the counterparty are in [-1, 1]. A count n (how often
-    work had to be done again, was rejected by a verifier, misused a tool) becomes 2 decay^n - 1: +1
-    for none, near -1 for many; the first costs most. Rejections and misuse are averaged into one.
-    """
-    counts = ((0.3, rework), (0.4, rejections), (0.5, misuse))
-    redone, rejected, misused = (2 * decay**n - 1 for decay, n in counts)
-    return 0.4 * progress + 0.2 * redone + 0.2 * (rejected + misused) / 2 + 0.2 * engagement
-
-
-def proxy(*signals: float) -> float:
-    """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
-    return sigmoid(SHARPNESS * v_hat(*signals))
 
 
 def thrash(deals: Iterable[Interaction]) -> float:
@@ -121,13 +107,20 @@ def thrash(deals: Iterable[Interaction]) -> float:
 
 
 # ------------------------------------------------------------------------- watch
+ENOUGH = 30  # audits: with fewer, nothing is said about p and it is not corrected
+
+
 @dataclass
 class Watch:
-    """The proxy's record of its errors: one deal in ten is read twice, and some are audited."""
+    """The proxy's record of its errors: one deal in ten is read twice, and some are audited.
+
+    If the stack corrects p, a reading is recalibrated by the last audits before anything uses it.
+    """
 
     rereads: list = field(default_factory=list)  # (first p, second p)
-    audits: list = field(default_factory=list)  # (p, outcome: good 1, bad 0)
+    audits: list = field(default_factory=list)  # (reading, outcome: good 1, bad 0)
     fixed: bool = False  # the windows of before: the last 200 rereads and 100 audits
+    fit: tuple[float, float] | None = None  # recalibrates readings
 
 
 def recent(values: list, series: list[float], fixed: int = 0) -> list:
@@ -146,29 +139,24 @@ def recent_rereads(watch: Watch) -> list:
     return recent(watch.rereads, [abs(a - b) for a, b in watch.rereads], 200 * watch.fixed)
 
 
+def recent_audits(watch: Watch) -> list:
+    """Their series is how far the readings were from the outcomes."""
+    series = [read - outcome for read, outcome in watch.audits]
+    return recent(watch.audits, series, 100 * watch.fixed)
+
+
 def reading_variance(watch: Watch) -> float:
-    """Variance of a reading: half the mean squared difference of two. 0.01 before ten pairs."""
+    """Variance of a reading. 0.01 before ten pairs."""
     pairs = recent_rereads(watch)
-    n, squares = len(pairs), sum((a - b) ** 2 for a, b in pairs)
-    return squares / (2 * n) if n >= 10 else 0.01
-
-
-def noisy(watch: Watch, bar: float) -> bool:
-    """Would a second look surely (97.5%) change over a tenth of the decisions?
-
-    Then p is too noisy to govern by.
-    """
-    pairs = recent_rereads(watch)
-    n, flips = len(pairs), sum((a >= bar) != (b >= bar) for a, b in pairs)
-    return flips > 0.1 * n and metrics.proportion(flips, n).low > 0.1
+    return variance(pairs) if len(pairs) >= 10 else 0.01
 
 
 def too_kind(watch: Watch) -> bool:
-    """Are audited deals surely (97.5%) worse than p said? A proxy that is too strict is safe."""
-    series = [p - outcome for p, outcome in watch.audits]
-    errors = np.array(recent(series, series, 100 * watch.fixed))
+    """Are audited deals surely (97.5%) worse than p says? A proxy that is too strict is safe."""
+    audits = recent_audits(watch)
+    errors = np.array([correct(read, watch.fit) - outcome for read, outcome in audits])
     n = len(errors)
-    return n >= 30 and bool(errors.mean() > 1.96 * errors.std(ddof=1) / math.sqrt(n))
+    return n >= ENOUGH and bool(errors.mean() > 1.96 * errors.std(ddof=1) / math.sqrt(n))
 
 
 # ------------------------------------------------------------------------- gates
@@ -290,6 +278,7 @@ class Stack:
     lag: int = 1  # epochs from a meeting to its answer: all have to be heard
     nerve: float | None = 1.0  # of the deceptive: see boldness. None: they do not mind audits
     windows: str = "adaptive"  # or fixed: 200 rereads, 100 audits, 15 epochs, 10 deals
+    corrects: bool = False  # does the watch recalibrate p by its audits?
 
 
 STACKS = {
@@ -299,6 +288,7 @@ STACKS = {
     "hard until flagged": Stack("watched"),
     "soft": Stack("soft"),
     "fast tier": Stack(local=True),
+    "fast, p corrected": Stack(local=True, corrects=True),
     "fast + pairs": Stack(local=True, pairs=True),
     "fast + slow tier": Stack(local=True, vote=True, pairs=True),
     "slow every epoch": Stack(local=True, vote=True, pairs=True, always=True),
@@ -369,16 +359,6 @@ def dice_of(row: list[float]) -> SimpleNamespace:
     To swarm/bots.py they are a random.Random.
     """
     return SimpleNamespace(random=iter(row).__next__)
-
-
-def observe(quality: float, noise: float, dice) -> float:
-    """A reading of p: the proxy, applied to the signals of a deal of that (apparent) quality."""
-    draw = lambda: NormalDist().inv_cdf(dice.random() * (1 - 2e-9) + 1e-9)
-    progress, engagement = (max(-1.0, min(1.0, 2 * quality - 1 + noise * draw())) for _ in range(2))
-    # how often something went wrong: Poisson, by inversion of its distribution
-    count = lambda rate: np.searchsorted(special.pdtr(range(50), rate), dice.random(), "right")
-    counts = [int(count(rate * (1 - quality))) for rate in (3, 2, 1)]
-    return proxy(progress, *counts, engagement)
 
 
 def boldness(suspected: list[bool]) -> float:
@@ -467,7 +447,11 @@ class Run:
         new = self.deals[first:]
         self.welfare.append(worth / (STEPS * AGENTS))
         self.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
-        self.noisy, self.too_kind = noisy(self.watch, self.stack.bar), too_kind(self.watch)
+        audits = recent_audits(self.watch)
+        if self.stack.corrects and len(audits) >= ENOUGH:
+            self.watch.fit = recalibrate(audits)
+        self.noisy = noisy(recent_rereads(self.watch), self.stack.bar)
+        self.too_kind = too_kind(self.watch)
         self.flagged += self.noisy or self.too_kind
         since = (d for d in self.deals if d.step > STEPS * self.met)
         steps = [[d.p for d in deals] for _, deals in groupby(since, lambda d: d.step)]
@@ -505,10 +489,11 @@ class Run:
             agent, [self.members[j] for j in partners], dice_of(row), dares
         )
         self.dealings[-1][0, i, self.members.index(partner)] += 1
-        read = lambda at: observe(looks, self.noise, dice_of(row[at:]))
-        p = read(8)
+        read = lambda at: reading(looks, self.noise, dice_of(row[at:]))
+        first = read(8)
+        p = correct(first, self.watch.fit)
         if row[18] < 0.1:
-            self.watch.rereads.append((p, read(13)))
+            self.watch.rereads.append((p, correct(read(13), self.watch.fit)))
         audited = stack.local and row[20] < audit_rate(belief, p, self.noisy or self.too_kind)
         trade = Proposal("deal", agent.name, partner.name, "", 0.0, p, economy.step)
         economy.proposals[trade.id] = trade
@@ -524,7 +509,7 @@ class Run:
         if not audited:
             return social(quality)
         outcome = float(row[21] < quality)
-        self.watch.audits.append((p, outcome))
+        self.watch.audits.append((first, outcome))
         learn(belief, outcome, OUTCOME_NOISE)
         if not outcome:
             book(economy, agent.name, "fine", -stack.stake)
@@ -574,6 +559,7 @@ class Run:
             "welfare": float(np.mean(self.welfare[-10:])),
             "thrash": thrash(self.deals),
             "flagged": self.flagged / epochs,
+            "seven_tenths": correct(0.7, self.watch.fit),  # what a reading of 0.7 says at the end
             "audits": len(self.watch.audits) / epochs,
             "meetings": self.meetings,
             "epochs": epochs,
@@ -605,6 +591,7 @@ def line(name: str, n: int, cell: dict[str, list]) -> str:
         f"{name:19} {n / AGENTS:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
         f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
         f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('flagged'):7.0%}  "
+        f"{mean('seven_tenths'):7.2f}  "
         f"{mean('audits'):6.1f}  {mean('meetings'):8.1f}  {collapsed(cell):9}  "
         f"{verdict(over(cell['welfare']))}"
     )
@@ -654,7 +641,8 @@ def main(
     known = lambda x: x if x == x else None  # JSON has no NaN
     print(
         "governance          deceptive  welfare              toxicity: true       soft  hard  "
-        "worst 5%  quality gap          thrash  flagged  audits  meetings  collapsed  welfare"
+        "worst 5%  quality gap          thrash  flagged  p of .7  audits  meetings  collapsed  "
+        "welfare"
     )
     for name, n in product(stacks, shares):
         rows = [Run(stacks[name], n, seed, noise).numbers() for seed in range(seeds)]
@@ -664,9 +652,10 @@ def main(
     print(
         "Brackets: 95% intervals over seeds. Toxicity in truth, as p says (soft), with p rounded "
         '(hard).\nFlagged: the epochs in which the watch called p too noisy or too kind; "hard '
-        'until flagged" then\ndecides by expectation. Coordination: an audit (per epoch) of the '
-        "fast tier costs 0.2 of welfare,\na meeting of the slow one stops all for a step of five, "
-        "and answers an epoch later.\nCollapsed: welfare of 0 or less at the end."
+        'until flagged" then\ndecides by expectation. p of .7: what a reading of 0.7 counts as at '
+        "the end; audits correct it in\none governance. Coordination: an audit (per epoch) of the "
+        "fast tier costs 0.2 of welfare, a meeting of\nthe slow one stops all for a step of five, "
+        "and answers an epoch later. Collapsed: welfare of 0 or less at the end."
     )
     if not changes:
         draw(arms, plot)

@@ -32,7 +32,8 @@ rules say nothing about a tool, we chose (swarm/economy.py has the choices beyon
     proposals  only one from the same proposer to the same receiver can be pending. A second one is
                an error (in v0.1, which neither shows nor cancels them, it replaces the first).
     claims     have no limit.
-    audit      finds a fault with probability 1 - p: it costs half the bounty and 3 of reputation.
+    audit      finds a fault with probability 1 - p (the true p, --set proxy_noise= or not): it
+               costs half the bounty and 3 of reputation.
     posts      earn the published 2.0 (v0.1: 0.5) in reputation, replies 1.5 (0.3).
     bonus      5 times the quality of a post, when up votes minus down votes first reach 3.
     replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
@@ -56,6 +57,7 @@ from swarm.economy import (
     outbox,
     payable,
     respect,
+    settle,
     tell,
     trade_label,
     work_label,
@@ -296,9 +298,10 @@ def propose_trade(
             del economy.proposals[first.id]
     economy.proposed += 1
     proposal_id, quality = f"prop_{economy.proposed}", content_quality(content, version)
-    p = trade_label(quality, member.reputation, offered_transfer)
+    truth = trade_label(quality, member.reputation, offered_transfer)
+    p = settle(economy, truth)
     economy.proposals[proposal_id] = Proposal(
-        proposal_id, name, other.name, content, offered_transfer, p, economy.step
+        proposal_id, name, other.name, content, offered_transfer, p, economy.step, truth
     )
     if name == ME:
         economy.proposed_to[other.name] += 1
@@ -319,7 +322,9 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
         gain[side] += earn(economy, side, "trade", STAKE * (2 * p - 1))
         economy.members[side].interactions += 1
     respect(economy.members[proposer], reputation_change(proposal))
-    economy.interactions.append(Interaction(economy.step, proposer, receiver, True, p))
+    economy.interactions.append(
+        Interaction(economy.step, proposer, receiver, True, p, proposal.truth)
+    )
     if proposer == ME:
         tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
     return f"you accepted {proposal_id}, quality {p:.2f}, gain {gain[receiver]:+.1f}"
@@ -330,7 +335,7 @@ def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     del economy.proposals[proposal_id]
     proposer, p = proposal.proposer, proposal.p
     respect(economy.members[proposer], min(0.0, reputation_change(proposal)))
-    economy.interactions.append(Interaction(economy.step, proposer, name, False, p))
+    economy.interactions.append(Interaction(economy.step, proposer, name, False, p, proposal.truth))
     if proposer == ME:
         tell(economy, f"{name} rejected {proposal_id}")
     return f"you rejected {proposal_id}"
@@ -358,12 +363,13 @@ def submit_work(economy: Economy, name: str, task_id: str, content: str) -> str:
     require(task.holder == name, f"{task_id} is taken by {task.holder}")
     del economy.tasks[task_id]
     quality = content_quality(content, economy.scenario.version, task.level / 10, task.text)
-    p = work_label(quality, member.reputation)
+    truth = work_label(quality, member.reputation)
+    p = settle(economy, truth)
     gain = earn(economy, name, "task", task.bounty * (2 * p - 1))
     respect(member, (p - 0.5) * SWING)
-    economy.interactions.append(Interaction(economy.step, name, "", True, p))
+    economy.interactions.append(Interaction(economy.step, name, "", True, p, truth))
     dice = economy.audit_rng
-    if dice.random() < economy.rules["audit"] and dice.random() < 1 - p:
+    if dice.random() < economy.rules["audit"] and dice.random() < 1 - truth:
         lost = book(economy, name, "fine", -FINE * task.bounty)
         respect(member, -FINE_REPUTATION)
         if name == ME:

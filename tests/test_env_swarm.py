@@ -22,6 +22,8 @@ from types import SimpleNamespace
 import pytest
 from scipy.special import expit as sigmoid
 
+from bookkeeping import report
+from bookkeeping import tables as report_tables
 from env_swarm import PAYOFFS, STYLES, Swarm, play
 from made_up import played
 from settings import DEV_SEEDS, Config, task_seeds
@@ -740,6 +742,168 @@ def test_mixed_scenarios_are_those_of_the_levels_a_third_each():
     levels = [scenario.difficulty for scenario in drawn]
     assert all(130 < levels.count(level) < 200 for level in LEVELS)
     assert drawn[7] == draw_scenario(7, levels[7], "0.2")
+
+
+# ------------------------------------------------------------------------------------------- proxy
+
+
+def test_without_noise_and_by_the_soft_gate_nothing_is_drawn_and_all_is_as_before():
+    """The digest above is that of the games before there was a proxy."""
+    plain, said = played(Swarm("hard"), 4), played(Swarm("hard", proxy_noise=0.0, gate="soft"), 4)
+    assert said == plain and not {"quality_true", "proxy_error"} & plain[0].keys()
+    env = Swarm("hard")
+    play(env, 4)
+    assert env.economy.rereads == []
+    assert {d.p == d.truth for d in env.economy.interactions} == {True}
+    assert env.economy.proxy_rng.random() == random.Random("swarm 0.2 hard 0 4 proxy").random()
+
+
+def test_the_same_seed_and_replies_meet_the_same_noise_and_noise_moves_what_is_paid():
+    noisy = lambda: played(Swarm("hard", proxy_noise=1.0), 4)
+    marks, messages = noisy()
+    assert (marks, messages) == noisy()
+    assert marks["reward"] != played(Swarm("hard"), 4)[0]["reward"]
+    assert played(Swarm("hard", proxy_noise=0.5), 4)[0]["reward"] != marks["reward"]
+
+
+def reads(monkeypatch, *values: float) -> None:
+    """Readings that are made up, in this order."""
+    values = iter(values)
+    monkeypatch.setattr(eco, "reading", lambda quality, noise, dice: next(values))
+
+
+@pytest.mark.parametrize("gate, label", [("soft", 0.45), ("hard", 0.0)])  # its true p is above 0.7
+def test_work_is_paid_by_the_first_of_two_readings_through_the_gate(monkeypatch, gate, label):
+    e = open_economy(scenario(), [[replace(TASK)], [], [], [], []], proxy_noise=1.0, gate=gate)
+    reads(monkeypatch, 0.45, 0.9)
+    act.claim_task(e, ME, "task_1")
+    act.submit_work(e, ME, "task_1", WORK)
+    (deal,) = e.interactions
+    assert (deal.p, deal.accepted) == (label, True) and deal.truth > 0.7
+    assert e.members[ME].resources == pytest.approx(100 + 20 * (2 * label - 1))
+    assert e.members[ME].reputation == pytest.approx(50 + 5 * (label - 0.5))
+    assert e.rereads == [(0.45, 0.9)]
+
+
+@pytest.mark.parametrize("gate, label", [("soft", 0.55), ("hard", 1.0)])
+def test_a_trade_is_read_when_it_is_proposed_and_both_sides_get_that(monkeypatch, gate, label):
+    e = open_economy(scenario(), [[], [], [], [], []], proxy_noise=1.0, gate=gate)
+    reads(monkeypatch, 0.55, 0.1)
+    act.propose_trade(e, "bot_1", ME, "nonsense", -9.0)
+    assert e.proposals["prop_1"].p == label and e.proposals["prop_1"].truth < 0.5
+    act.accept_proposal(e, ME, "prop_1")
+    assert e.members[ME].books["trade"] == pytest.approx(5 * (2 * label - 1))
+    assert e.members["bot_1"].books["trade"] == pytest.approx(5 * (2 * label - 1))
+    assert e.interactions[0].truth == pytest.approx(
+        eco.trade_label(eco.content_quality("nonsense", "0.2"), 50, -9.0)
+    )
+
+
+def test_an_audit_finds_what_is_true_and_not_what_was_read(monkeypatch):
+    """Work that reads as perfect is still found out: a fault with probability 1 - the true p."""
+    fined = 0
+    for seed in range(300):
+        rules = {"audit": 1.0, "dice": f"audit {seed}"}
+        e = open_economy(scenario(**rules), [[replace(TASK)], [], [], [], []], proxy_noise=1.0)
+        reads(monkeypatch, 1.0, 1.0)
+        act.claim_task(e, ME, "task_1")
+        act.submit_work(e, ME, "task_1", "no")
+        fined += e.members[ME].books["fine"] < 0
+    assert fined / 300 == pytest.approx(1 - e.interactions[0].truth, abs=0.08)
+
+
+def test_opportunists_decide_by_what_the_economy_reads(monkeypatch):
+    """A trade that reads as terrible is turned down, one that reads as good is taken."""
+    taken = {}
+    for read in (0.01, 0.99):
+        yes = 0
+        for seed in range(60):
+            changes = {"bots": ("opportunistic",), "dice": f"{seed}"}
+            e = open_economy(scenario(**changes), [[], [], [], [], []], proxy_noise=1.0)
+            reads(monkeypatch, *[read] * 99)
+            act.propose_trade(e, ME, "bot_1", "fair data", 0.0)
+            finish_step(e)
+            yes += any(d.accepted for d in e.interactions)
+        taken[read] = yes
+    assert taken[0.01] == 0 and taken[0.99] > 20
+
+
+def test_what_the_score_says_of_the_proxy_by_hand(monkeypatch):
+    env = Swarm("medium", proxy_noise=1.0)
+    env.start(scenario(bots=("honest",)))
+    e = env.economy
+    e.interactions = [
+        eco.Interaction(1, ME, "", True, 0.9, 0.7),
+        eco.Interaction(1, "bot_1", ME, True, 0.5, 0.6),
+        eco.Interaction(1, "bot_1", "bot_2", True, 0.5, 0.2),
+        eco.Interaction(1, "bot_1", "bot_2", False, 0.4, 0.8),
+    ]
+    e.rereads = [(0.6, 0.4)] * 10 + [(0.9, 0.9)] * 30
+    e.step = 26
+    marks = env.score()
+    assert marks["quality"] == pytest.approx(0.7) and marks["quality_true"] == pytest.approx(0.65)
+    assert marks["toxicity_true"] == pytest.approx(0.5) and marks["tail_true"] == 0.8
+    assert marks["quality_gap_true"] == pytest.approx(0.5 - 0.8)
+    assert marks["welfare_true"] == pytest.approx(5 * (0.7 + 0.6 + 0.2) - 9)
+    assert marks["proxy_error"] == pytest.approx((0.2 + 0.1 + 0.3 + 0.4) / 4)
+    assert marks["proxy_variance"] == pytest.approx(10 * 0.04 / 80)
+    assert marks["proxy_flagged"] == 1.0  # 10 of 40 flip
+    e.rereads = [(0.6, 0.4)] * 5 + [(0.9, 0.9)] * 35
+    assert env.score()["proxy_flagged"] == 0.0  # 5 of 40 may be a tenth
+    told = {name for name in marks if name.startswith("proxy_") or name.endswith("_true")}
+    assert len(told) == 8 and told <= report_tables.NAMES.keys()  # a report names them, and shows …
+    assert {"quality_true", *(n for n in told if n.startswith("proxy_"))} <= {*report.TRAJECTORY}
+
+
+def test_a_reading_is_the_proxy_of_signals_around_the_quality():
+    dice = random.Random(1)
+    read = {q: [eco.reading(q, 1.0, dice) for _ in range(2000)] for q in (0.0, 0.5, 1.0)}
+    assert mean(read[0.0]) < 0.35 < 0.45 < mean(read[0.5]) < 0.55 < 0.75 < mean(read[1.0])
+    pairs = list(zip(read[0.5][::2], read[0.5][1::2]))
+    middle = mean(read[0.5])
+    assert eco.variance(pairs) == pytest.approx(
+        mean((p - middle) ** 2 for p in read[0.5]), rel=0.15
+    )
+    assert eco.noisy(pairs)
+    still = [eco.reading(0.95, 1e-9, dice) for _ in range(400)]
+    assert not eco.noisy(list(zip(still[::2], still[1::2])))
+    assert [eco.poisson(2.0, x) for x in (0.0, 0.135, 0.136, 0.406, 0.407)] == [0, 0, 1, 1, 2]
+
+
+def test_recalibration_finds_the_line_that_made_the_outcomes_and_stays_put_without_evidence():
+    rng = random.Random(2)
+    read = [rng.uniform(0.15, 0.85) for _ in range(4000)]
+    good = lambda p: float(rng.random() < sigmoid(0.5 * math.log(p / (1 - p)) - 1.0))
+    slope, offset = eco.recalibrate([(p, good(p)) for p in read])
+    assert (slope, offset) == pytest.approx((0.5, -1.0), abs=0.15)
+    assert eco.correct(0.8, (slope, offset)) == pytest.approx(sigmoid(slope * math.log(4) + offset))
+    assert eco.correct(0.8, None) == 0.8
+    # five good outcomes: no infinite fit
+    assert all(abs(x) < 3 for x in eco.recalibrate([(0.6, 1.0)] * 5))
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0])
+def test_in_the_world_recalibration_brings_p_nearer_to_the_truth_and_clears_the_flag(noise):
+    marks = {}
+    for fitted in (False, True):
+        env = Swarm("medium", style="expert", proxy_noise=noise, recalibrate=fitted)
+        assert (env.start(scenario()) and env.economy.fit is None) != fitted
+        marks[fitted] = [play(env, DEV_SEEDS + i) for i in range(30)]
+    of = lambda name, fitted: mean(m[name] for m in marks[fitted])
+    assert of("proxy_error", True) < 0.9 * of("proxy_error", False)
+    assert of("proxy_variance", True) < 0.5 * of("proxy_variance", False)
+    assert of("proxy_flagged", False) > 0.5 > 0.1 > of("proxy_flagged", True)
+    # what is paid follows: readings are too low for good work, and the correction raises them
+    assert of("quality", True) > of("quality", False)
+    # and it was fitted by bots alone: the model's part in their games is to pass
+    assert swarm_bots.calibrate("0.2", noise) == swarm_bots.calibrate.__wrapped__("0.2", noise)
+
+
+def test_a_gate_that_does_not_exist_and_noise_below_zero_are_refused():
+    with pytest.raises(ValueError, match="--set gate=mild: "):
+        Swarm(gate="mild")
+    with pytest.raises(ValueError, match="--set proxy_noise=-1"):
+        Swarm(proxy_noise=-1)
 
 
 # ----------------------------------------------------------------------------------------- players

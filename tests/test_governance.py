@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swarm import governance as gov
-from swarm.economy import Interaction
+from swarm.economy import Interaction, correct, noisy, proxy, recalibrate, v_hat
 from swarm.governance import (
     STACKS,
     Belief,
@@ -18,9 +18,7 @@ from swarm.governance import (
     decide,
     measures,
     over,
-    proxy,
     thrash,
-    v_hat,
 )
 from test_env_swarm import check_books
 from warm import ROOT
@@ -73,8 +71,8 @@ def test_the_watch_flags_noise_and_kindness_and_nothing_else():
     rng = np.random.default_rng(1)
     wild = read_twice(rng, 0.55, 0.2)
     assert gov.reading_variance(wild) == pytest.approx(0.04, rel=0.3)
-    assert not gov.noisy(read_twice(rng, 0.8, 0.05), 0.5) and not gov.noisy(Watch(), 0.5)
-    assert gov.noisy(wild, 0.5)
+    assert not noisy(read_twice(rng, 0.8, 0.05).rereads, 0.5) and not noisy([], 0.5)
+    assert noisy(wild.rereads, 0.5)
     kind, fair, strict = ([(0.8, k % 5 > least) for k in range(100)] for least in (2, 0, -1))
     said = [gov.too_kind(Watch(audits=a)) for a in (kind, kind[:29], fair, strict)]
     assert said == [True, False, False, False]  # 29 are too few to say
@@ -96,6 +94,37 @@ def test_windows_grow_with_noise_and_end_where_the_noise_changed():
     kind, fair = ([(0.8, float(k % 10 < good)) for k in range(60)] for good in (2, 8))
     said = [gov.too_kind(Watch(audits=kind + fair, fixed=fixed)) for fixed in (False, True)]
     assert said == [False, True] and gov.too_kind(Watch(audits=fair + kind))
+
+
+def test_a_watch_that_corrects_p_is_no_longer_too_kind():
+    """Of readings of 0.8, and of 0.6, only half were good: both become about a half."""
+    kind = Watch(audits=[((0.8, 0.6)[k % 2], float(k % 4 < 2)) for k in range(100)])
+    assert gov.too_kind(kind)
+    kind.fit = recalibrate(kind.audits)
+    assert [correct(p, kind.fit) for p in (0.8, 0.6)] == pytest.approx([0.5, 0.5], abs=0.08)
+    assert not gov.too_kind(kind)
+
+
+def test_correction_brings_toxicity_as_p_says_to_the_truth_and_stops_what_cannot_pay():
+    """Under the rules of before, when the deceptive minded no audits."""
+    plain, corrected = (
+        [
+            Run(replace(STACKS[name], **gov.BEFORE), n, 0, least=20, most=20).numbers()
+            for n in (0, 3, 5)
+        ]
+        for name in ("fast tier", "fast, p corrected")
+    )
+    assert {row["seven_tenths"] for row in plain} == {0.7}
+    good, mixed, bad = (row["seven_tenths"] for row in corrected)
+    assert good > 0.75 > 0.7 > mixed > bad and bad < 0.5
+    lie = lambda row: abs(row["toxicity"] - row["toxicity_soft"])
+    assert lie(corrected[1]) < lie(plain[1]) / 2
+    assert corrected[2]["welfare"] == 0 > -0.8 > plain[2]["welfare"]
+
+
+def test_nothing_is_corrected_before_there_are_enough_audits():
+    run = Run(STACKS["fast, p corrected"], 3, 0, least=1, most=1)
+    assert len(run.watch.audits) < gov.ENOUGH and run.watch.fit is None
 
 
 # ------------------------------------------------------------------------- the gates

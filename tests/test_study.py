@@ -40,7 +40,7 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
 
     # without the seconds to import torch anew
     monkeypatch.setattr(study, "subprocess", SimpleNamespace(run=run))
-    measures = ["reward", "exact"]
+    measures = ["reward", "exact", "of another world"]
     table = {"flags": TINY, "seeds": 1, "measures": measures, "worlds": WORLDS, "arms": ARMS}
     one = Table("tiny", table, tmp_path / "runs", tmp_path)
     for arm in ARMS:
@@ -52,6 +52,7 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
     assert len(swept["swept"]) == 2 and len(swept["seeds"]) == 1, "one seed was planned"
     held, best = base["seeds"][0]["held_out"], best_of["seeds"][0]
     assert [len(held[world]["greedy"]["exact"]) for world in WORLDS] == [6, 4]
+    assert set(held["tier 1"]["greedy"]) == {"reward", "exact"}, "what a score lacks is left out"
     assert set(best["held_out"]["tier 1"]) == {"sampled"} and "work" not in best
     assert base["seeds"][0]["work"] == 0 and len(base["seeds"][0]["development"]["final"]) == 4
     (tmp_path / "runs" / "tiny" / "swept-lr-1e-4-0" / "summary.json").unlink()
