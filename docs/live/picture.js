@@ -61,7 +61,7 @@ function row({ pieces, right, advantage, changes = [] }, y, said, scored) {
     words += `<text ${place} textLength="${width}">${word.replace(/[&<]/g, "")}</text>`;
     const share = Math.min(1, Math.abs(changes[t] ?? 0)).toFixed(2);  // 1: a factor of 2
     const way = changes[t] > 0 ? "up" : "down";
-    if (share > 0)
+    if (share >= 0.05)
       colours += `<rect class="${way}" opacity="${share}" ${place} width="${width}"></rect>`;
   });
   const [mark, kind] = right ? ["✓", "right"] : ["✗", "wrong"];
@@ -75,7 +75,7 @@ function row({ pieces, right, advantage, changes = [] }, y, said, scored) {
     .map(([when, part]) => `<g class="f${when}">${part}</g>`).join("\n");
 }
 
-// The whole file. Class f7 appears in frame 7; a frame is half a second, and 40 are a round.
+// The whole file. Class f7 appears in frame 7; 40 frames are a round of 14 seconds.
 function frame(rows, before, after) {
   const rights = (replies) => replies.filter((reply) => reply.right).length;
   const frames = [...new Set([...rows.join().matchAll(/class="f(\d+)"/g)].map(([, n]) => +n))];
@@ -97,7 +97,7 @@ text { fill: var(--ink); font: 14.5px ui-monospace, Menlo, Consolas, "DejaVu San
 .up { fill: var(--up) } .down { fill: var(--down) }
 .right { fill: var(--right) } .wrong { fill: var(--wrong) }
 g rect { height: 19px; transform: translateY(-14px) }
-g { animation-duration: 20s; animation-iteration-count: infinite }
+g { animation-duration: 14s; animation-iteration-count: infinite }
 ${appear.join("\n")}
 @media (prefers-reduced-motion: reduce) { g { animation: none !important } }
 </style>
@@ -112,7 +112,7 @@ ${rows.join("\n")}
 <text class="say" x="166" y="284" textLength="54">likelier</text>
 <text class="say" x="248" y="284" textLength="140">Worse than average:</text>
 <text class="say" x="400" y="284" textLength="72">less likely</text></g>
-<g class="f22"><text class="say" x="16" y="326">After 150 such steps, the same question:</text></g>
+<g class="f22"><text class="say" x="16" y="326">After 150 such updates, the same question:</text></g>
 <g class="f29"><text class="say number right" x="508" y="326">${rights(after)} of 8 right</text></g>
 <g class="f32"><text class="say" x="16" y="542">Nobody told it to spell the word. It was only scored.</text></g>
 </svg>
