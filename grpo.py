@@ -154,8 +154,8 @@ class Loss:
     """A row of LOSSES.
 
     gain          what a token contributes: a function as above, (batch, now, ratio,
-                  clip) -> [M]. batch: a micro-batch. It is called twice per pass, the
-                  second time without a clip, to log what the clip does
+                  clip) -> [M]. batch: a micro-batch. It has no side effects: it is
+                  called again without the clip, to log what the clip does
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
     clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]
@@ -197,8 +197,8 @@ LOSSES = {
     "gspo": Loss(
         clipped_surrogate, ratio="episode", clip=(3e-4, 4e-4), weight="episode"
     ),
-    # MiniMax-M1 2025, eq. 4, with dapo's ε_high. ε = 1 clips at 0 from below, that is,
-    # never
+    # MiniMax-M1 2025, eq. 4, with dapo's ε_high. A ratio is never below 0, so ε = 1
+    # never clips
     "cispo": Loss(cispo, clip=(1.0, 0.28)),
 }
 
@@ -272,7 +272,7 @@ def weigh(
     if cfg.kl > 0 or spec.needs_logits or spec.whole_groups:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
-    # episode needs no forward pass. It is left out of the pass, not out of the mean.
+    # episode needs no forward pass. It is skipped, but was counted in N.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 

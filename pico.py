@@ -197,10 +197,10 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
     Zeros if all rewards of a group are equal: there is nothing to learn from it.
     """
-    # Equal rewards must give exactly 0. In float32 the mean of a reward such as 0.1 may
-    # be rounded to something else.
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
+    # Equal rewards must give exactly 0. Of a reward such as 0.1, rounding leaves 1e-17.
+    centered[centered.abs() < 1e-12] = 0
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
     return advantages.float()
 
