@@ -63,11 +63,13 @@ def test_the_links_hold_and_a_broken_one_is_found(built):
 
 
 def test_every_chapter_has_its_page_in_the_navigation(built):
-    """In the order of the tables of docs/README.md and README.md."""
+    """In the order of docs/README.md's table and of README's part "Read it"."""
     config = tomllib.loads((site.ROOT / "docs/zensical.toml").read_text())
     nav = [page for entry in config["project"]["nav"] for page in entry.values()]
     docs = re.findall(r"(?m)^\| \[.+?\]\((.+?)\) \|", (site.ROOT / "docs/README.md").read_text())
-    book = re.findall(r"(?m)^\| (?:\*\*)?`(\w+\.py)`", (site.ROOT / "README.md").read_text())
+    read = (site.ROOT / "README.md").read_text().partition("## Read it")[2].partition("\n## ")[0]
+    book = re.findall(r"`(\w+\.py)`", read)
+    assert len(book) == 14
     pages = [site.page_of(os.path.normpath(f"docs/{link}")) for link in docs]
     assert nav == ["README.md", *pages, *map(site.page_of, book), "docs/README.md"]
     start = (built / "index.html").read_text()
