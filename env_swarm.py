@@ -84,6 +84,7 @@ from swarm.economy import (
     GATES,
     LAST_STEP,
     ME,
+    Economy,
     Scenario,
     behind_the_proxy,
     measures,
@@ -170,8 +171,8 @@ class Swarm:
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
     # How the economy sees whether a deal is good, and pays for it.
-    proxy_noise: float = 0.0  # 0: it knows p
-    gate: str = "soft"  # one of GATES
+    proxy_noise: float = Economy.proxy_noise  # 0: it knows p
+    gate: str = Economy.gate  # one of GATES
     recalibrate: bool = False  # are noisy readings corrected by outcomes seen before?
     max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 

@@ -42,9 +42,6 @@ SMOLLM2 = PICO.with_name("smollm2")
 EMBEDDED = {p.name: str(p) for p in (PICO, PICO_SWARM, PICO_LONG, SMOLLM2)}
 
 
-MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
-
-
 @dataclass
 class Policy:
     model: torch.nn.Module  # a PeftModel, or the bare causal LM when lora_rank == 0
@@ -303,6 +300,10 @@ class How:
 
 
 PLAIN = How()
+
+# ------------------------------------------------------------- the optimizer's step
+
+MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the policy
 
 
 def take_step(

@@ -46,10 +46,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     cfg, policy, new_env, rollouts = prepare(cfg, user_flags)
     how = replace(how_to_compute(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
-    run.start(cfg, policy, optimizer)  # loads the checkpoint, if there is one
+    run.start(cfg, policy, optimizer, rollouts)  # loads the checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
-    # Batches so far (more than updates with --max-staleness): no task is played twice.
-    rollouts.begun = sum(1 + line.get("batches_dropped", 0) for line in run.lines)
     evaluate = partial(evaluate_stage, cfg, run, policy, rollouts, new_env)
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from batch import CAP, Batch
+from bookkeeping.tables import QUANTILES, SPREAD
 from fast import parallel
 from grpo import Updated, k3
 from policy import How, Policy
@@ -35,11 +36,6 @@ from policy import How, Policy
 # means that sampler and trainer disagree).
 OF_LAST = ("ratio", "clip_fraction", "approx_kl", "kl_ref", "importance", "capped")
 OF_FIRST = ("entropy", "mismatch")
-# Of swarm's whole economy: a mean can hide a tail.
-SPREAD = {
-    name: [f"{name}_{percent}" for percent in (5, 50, 95)]
-    for name in ("welfare", "toxicity", "quality_gap")
-}
 COLUMNS = (
     *OF_LAST,
     *OF_FIRST,
@@ -81,7 +77,7 @@ def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: 
         # An episode without a deal has no toxicity.
         values = [e.components[name] for e in scored if name in e.components]
         if values:
-            line |= zip(columns, np.quantile(values, [0.05, 0.5, 0.95]).tolist())
+            line |= zip(columns, np.quantile(values, QUANTILES).tolist())
     if not updated.passes:
         return line
     first, last = (sums(updated.passes[i]) for i in (0, -1))

@@ -98,8 +98,10 @@ class Run:
     after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
     wandb: object = None  # with --wandb, its run; only the first process has one
 
-    def start(self, cfg, policy, optimizer) -> None:
+    def start(self, cfg, policy, optimizer, rollouts) -> None:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer.
+
+        rollouts go on with tasks that the run has not played.
 
         cfg: the finished one, with all that depends on the model.
         """
@@ -114,6 +116,8 @@ class Run:
         self.state.base = run_folder.weights_hash(policy)
         if self.saved:
             self.go_on(policy, optimizer)
+            # With --max-staleness some batches were played and dropped.
+            rollouts.begun = sum(1 + line.get("batches_dropped", 0) for line in self.lines)
         else:
             run_folder.trim(self.folder, -1)
         records.write_json(self.folder / "config.json", asdict(cfg))  # on the disk, when it is said
@@ -496,7 +500,7 @@ def hear_signals(stopping: Event) -> None:
 
 
 def machine(policy) -> dict:
-    """Where a result was obtained, and by which code: a commit, with -dirty if edited."""
+    """Where a result was obtained, and by which code."""
     cpu = f"CPU ({cpu_name()}), {torch.get_num_threads()} threads"
     return {
         "device": torch.cuda.get_device_name() if policy.device.type == "cuda" else cpu,
@@ -511,6 +515,7 @@ def machine(policy) -> dict:
 
 
 def commit() -> str | None:
+    """This code's commit, with -dirty if it was edited; None if that is not known."""
     with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
         return subprocess.check_output(
             "git describe --always --dirty --abbrev=40 --exclude=*".split(),

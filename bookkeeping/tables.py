@@ -20,6 +20,12 @@ import numpy as np
 import metrics
 from bookkeeping.records import clean
 
+QUANTILES = (0.05, 0.5, 0.95)
+# Columns of swarm's whole economy: over the episodes of a batch, a mean can hide a tail.
+SPREAD = {
+    name: [f"{name}_{100 * share:g}" for share in QUANTILES]
+    for name in ("welfare", "toxicity", "quality_gap")
+}
 # Names in the order of the tables. A measure that is not listed comes last, under its own name.
 NAMES = {
     "reward": "reward",
@@ -53,16 +59,11 @@ NAMES = {
     "tail_hard": "toxicity of the worst 5%, hard",
     "quality_gap": "quality gap, soft",
     "quality_gap_hard": "quality gap, hard",
-    "welfare_5": "welfare, soft: 5% quantile",
-    "welfare_50": "welfare, soft: 50% quantile",
-    "welfare_95": "welfare, soft: 95% quantile",
-    "toxicity_5": "toxicity, soft: 5% quantile",
-    "toxicity_50": "toxicity, soft: 50% quantile",
-    "toxicity_95": "toxicity, soft: 95% quantile",
-    "quality_gap_5": "quality gap, soft: 5% quantile",
-    "quality_gap_50": "quality gap, soft: 50% quantile",
-    "quality_gap_95": "quality gap, soft: 95% quantile",
-    "acceptance": "deals accepted, of all",
+    **{
+        column: f"{name.replace('_', ' ')}, soft: {share:.0%} quantile"
+        for name, columns in SPREAD.items()
+        for column, share in zip(columns, QUANTILES)
+    },
     # if the economy reads p through a proxy, or settles by a threshold on it
     "quality_true": "interaction quality, in truth",
     "welfare_true": "welfare of all, in truth",

@@ -111,6 +111,9 @@ class Strict(Lawless):
     rules = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}
 
 
+LEAVING = 1 / 16  # in each turn, so that episodes have 12.8 turns on average, as the published base
+
+
 @dataclass
 class Leaves(Swarm):
     """The published rules: a reply without a call ends the episode, and payoff ends at 1.
@@ -127,9 +130,6 @@ class Leaves(Swarm):
     def expert_reply(self) -> str:
         call = super().expert_reply()
         return "I am done." if self.dice.random() < LEAVING else call
-
-
-LEAVING = 1 / 16  # in each turn, so that episodes have 12.8 turns on average, as the published base
 
 
 def in_two_steps(entry: dict) -> str:

@@ -49,7 +49,6 @@ from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.pretrained import load_checked
 from bookkeeping.records import lines
 from bookkeeping.run import commit
-from bridges import api
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
 from fast.machine import choose_model, cpu_name
@@ -150,6 +149,8 @@ async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list
 
     So many scenarios at a time as --api-concurrency says, or a slow server would be late with all.
     """
+    from bridges import api  # here, because it needs openai
+
     name, _, address = player.partition("@")
     end = api.Endpoint(replace(cfg, model=name, api_base=address))
     numbered, episodes = [*enumerate(seeds)], []

@@ -833,7 +833,7 @@ PROXY = {  # what the page predicted: (an arm, minus another, in this world, by 
 
 
 def played_in(measure: str, world: str) -> Cell:
-    """Sampled; a world that an arm has not played is left empty."""
+    """Sampled, in this world."""
     return lambda arm: over(scores(arm, measure, "sampled", world)).text()
 
 
@@ -953,7 +953,6 @@ TABLES |= {
         (
             [what, difference(read("proxy")["arms"], a, b, "sampled", world, measure).signed()]
             for what, (a, b, world, measure) in PROXY.items()
-            if {a, b} <= read("proxy")["arms"].keys()
         ),
     ),
     "proxy_read": lambda: made(  # how p is read, and what recalibration changes
