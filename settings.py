@@ -403,7 +403,10 @@ def learning_rate(cfg: Config, update: int) -> float:
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
     """The tasks of an update: never the same twice, and different for each --seed."""
-    first = TRAIN_SEEDS + (cfg.seed * MOST_UPDATES + update) * cfg.num_tasks
+    # %: with --max-staleness, there may be more batches than updates
+    first = TRAIN_SEEDS + cfg.num_tasks * (
+        cfg.seed * MOST_UPDATES + update % MOST_UPDATES
+    )
     return [first + i for i in range(cfg.num_tasks)]
 
 

@@ -259,7 +259,7 @@ def test_a_sampler_that_never_waits_gets_ahead_until_batches_are_too_old_and_are
 
 
 def test_a_resumed_run_goes_on_with_the_next_tasks_and_an_empty_queue(free):
-    free.begun = 9  # as train.py counts: updates, and the batches that were dropped
+    free.begun = 9  # as Run.start counts: updates, and the batches that were dropped
     [[episode]] = free.batch(5, level=1)
     assert (episode.seed, episode.age) == (9, 0) and free.counts["batches_dropped"] == 0
 
