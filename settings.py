@@ -84,6 +84,9 @@ class Config:
     # slower; a mistake that this takes away lies there
     vllm_eager: bool = False
     threads: int = 0  # CPU threads; 0: as many as there are free cores
+    # on a CPU: float32, or bfloat16, in which a wide model's products are faster on a
+    # processor that has them (docs/hardware.md). A card chooses by itself
+    dtype: str = "float32"
     # SFT
 
     # which expert to imitate; the default shows the format, not the algorithm
@@ -337,6 +340,9 @@ def complete(
     if cfg.async_rollouts:
         # learnt fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
+    if cfg.dtype == "bfloat16":
+        # sampler and trainer round differently, and a clip takes that for age
+        fill(cfg, {"importance": "token"})
     fill(cfg, by_size(n_parameters, env_kind(cfg.env), not cfg.lora_rank))
     small_swarm = cfg.env == "swarm" and n_parameters <= SMALL_MODEL
     if small_swarm and "error_penalty" not in parse_set(cfg):

@@ -114,7 +114,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     today = parallel.broadcast(cfg.today or date.today().isoformat())
     # Load it. (With --async-rollouts the process that samples loads it, too.)
     lora = cfg.lora_rank, cfg.lora_alpha
-    load = partial(load_checked, model, *lora, cfg.device, cfg.seed, today)
+    load = partial(load_checked, model, *lora, cfg.device, cfg.seed, today, cfg.dtype)
     policy = load()
 
     # Some chat templates write today's date. The run keeps it then, so that a resumed

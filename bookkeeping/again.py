@@ -87,7 +87,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     preflight(cfg)
     run_folder.tell_changed(saved, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
-    policy = load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, cfg.today)
+    lora = cfg.lora_rank, cfg.lora_alpha
+    policy = load_checked(path, *lora, cfg.device, cfg.seed, cfg.today, cfg.dtype)
     run_folder.refuse_base(saved, policy)
     rollouts = open_rollouts(cfg, policy)
     before = len(records.lines(folder / "evals.jsonl"))

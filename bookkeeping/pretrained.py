@@ -40,11 +40,12 @@ from rollout import Episode
 
 
 def load_checked(
-    name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0, today=""
+    name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0, today="", dtype="float32"
 ) -> Policy:
     """policy.load_policy of a folder or hub id that may come from anywhere.
 
-    It computes in bfloat16 if the device has it and the model is not small. SystemExit with one
+    On a card it computes in bfloat16 if the card has it and the model is not small; dtype: what it
+    computes in on a CPU (fast/layers.py). SystemExit with one
     sentence if it cannot be loaded, or cannot chat, or there is no such device.
     """
     folder = EMBEDDED.get(name, name)
@@ -61,6 +62,10 @@ def load_checked(
         if policy.bfloat16 and not in_bfloat16(place, policy.n_parameters):
             policy = loaded(folder, load, False)
         check_tokenizer(policy)
+        if dtype == "bfloat16" and place == "cpu":
+            if not layers.are_known(policy.lm.config):
+                raise ValueError("fast/layers.py does not know it; leave out --dtype bfloat16")
+            policy.bfloat16 = True
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
     policy.model.to(place)

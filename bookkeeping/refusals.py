@@ -127,6 +127,13 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ("today", lambda c, x: not re.fullmatch(r"(\d{4}-\d\d-\d\d)?", x), "give it as YYYY-MM-DD"),
     ("vllm_memory", number(lambda x: 0 < x < 1), "must be a share of the card, between 0 and 1"),
     ("engine", lambda c, x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
+    ("dtype", lambda c, x: x not in ("float32", "bfloat16"), "choose float32, bfloat16"),
+    (
+        "dtype",
+        lambda c, x: x == "bfloat16" and (c.plain or c.engine == "vllm" or not c.lora_rank),
+        "only fast/layers.py computes in it, and LoRA alone learns there; leave out --dtype, or "
+        "--plain, --engine vllm and --lora-rank 0",
+    ),
     ("baseline", lambda c, x: x not in ("group", "batch", "none"), "choose group, batch, none"),
     ("loss", lambda c, x: x not in LOSSES, f"choose {', '.join(LOSSES)}"),
     (

@@ -28,7 +28,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from batch import pieces
-from fast.layers import are_known, attends_to_all, by_our_layers, only_lora_learns, written_out
+from fast.layers import (
+    are_known,
+    attends_to_all,
+    by_our_layers,
+    only_lora_learns,
+    products_dtype,
+    written_out,
+)
 from policy import Output, Policy, logprobs_and_entropy, plain_forward
 
 CHUNK = 512  # tokens in the head at once
@@ -43,7 +50,9 @@ PIECE = 1024
 # --------------------------------------------------------------------------------------- the layers
 
 
-def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def hidden_states(
+    lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """The last hidden state at each position that predicts a masked token.
 
     ids [N, T], mask [N, T-1], not all False -> [M, D], row after row. A group's rows begin with the
@@ -55,7 +64,8 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
                                -> …
 
     Prompts of one length run together, and so do rows of similar length, which saves padding.
-    Tokens after a row's last masked one are not run. (Before prompts ran together, and counted once
+    Tokens after a row's last masked one are not run. dtype: of the products of our own layers
+    (None: the model's). (Before prompts ran together, and counted once
     when a batch is cut, SmolLM2's update took 25 s instead of 13.5: at commit 15fcb23 and
     now, python -m lab.speed --model models/smollm2 --tasks 6 --k 16 --reply 10 --micro-tokens 992;
     two cores, twice each.)
@@ -69,7 +79,8 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     saved = sum(len(prompt) * (len(rows) - 1) for prompt, rows in rows_of.items())
     if saved < 0.1 * ids.numel() or not shares_prompts(lm):
         rows_of = {(): sorted(sum(rows_of.values(), []), key=lambda n: ends[n])}
-    run = by_our_layers if ids.shape[1] <= SHORT and knows(lm) else by_the_model
+    ours = ids.shape[1] <= SHORT and knows(lm)
+    run = partial(by_our_layers, dtype=dtype) if ours else by_the_model
     found = {}  # {row: its hidden states}
     for prompts in together(rows_of, most):
         P, firsts = len(prompts[0]), [rows_of[prompt][0] for prompt in prompts]
@@ -186,12 +197,12 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
     """
     if not mask.any():
         return torch.zeros(2, 0, device=ids.device).unbind()
-    lm, kind = policy.lm, ids.device.type
+    lm, kind, dtype = policy.lm, ids.device.type, products_dtype(policy)
     with (
-        torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16),
+        torch.autocast(kind, torch.bfloat16, enabled=policy.bfloat16 and not knows(lm)),
         attention(lm, ids.shape[1]),
     ):
-        hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
+        hidden, targets = hidden_states(lm, ids, mask, dtype), ids[:, 1:][mask]  # [M, D], [M]
     head, scale = lm.get_output_embeddings(), logit_scale(lm) / temperature
     if head.weight.requires_grad or head.bias is not None or soft_cap(lm):
         logits = lambda hidden: head_outputs(lm, hidden) * scale
@@ -200,8 +211,9 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
         chunk = CHUNK if kind == "cuda" else FEW_TOKENS
     else:
         rows = len(head.weight) if kind == "cuda" else ROWS  # a card has room for all of them
-        predict, chunk = partial(by_rows, head.weight, rows, scale), CHUNK
-    parts = zip(hidden.to(head.weight.dtype).split(chunk), targets.split(chunk))
+        predict, chunk = partial(by_rows, head.weight.to(dtype), rows, scale), CHUNK
+        hidden = hidden.to(dtype)
+    parts = zip(hidden.split(chunk), targets.split(chunk))
     logprobs, entropies = map(torch.cat, zip(*(predict(*part) for part in parts)))
     return logprobs, entropies.detach()
 

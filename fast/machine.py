@@ -372,9 +372,9 @@ SMALL = 200e6
 def in_bfloat16(device, n_parameters: float = inf) -> bool:
     """Does a model of this size compute in bfloat16 on this device?
 
-    Not on CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which a T4
-    would compute faster, ends at 65,504: its gradients would need to be scaled, and nothing here
-    does that.
+    Not on CPUs (where --dtype decides), Macs, or cards older than Ampere (a T4): those use float32.
+    float16, which a T4 would compute faster, ends at 65,504: its gradients would need to be scaled,
+    and nothing here does that.
     """
     kind = torch.device(device).type
     ampere = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
@@ -475,6 +475,8 @@ def here(cfg, policy: Policy) -> str:
     else:
         where = "Apple's GPU (MPS), which we have not tested"
     wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
+    if kind == "cpu" and policy.bfloat16:
+        wide = "products in bfloat16"
     return f"here: {where}, {wide}, {SAMPLERS[engine]} ({why})"
 
 

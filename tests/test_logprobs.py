@@ -114,10 +114,10 @@ def four_prompts() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
 def spy_on_layers(monkeypatch, seen: list) -> None:
     """seen: (whose layers ran, rows, [prompts, their length]) of each call."""
 
-    def spied(name, run, lm, prompts, ids, prompt_of, read):
+    def spied(name, run, lm, prompts, ids, prompt_of, read, **how):
         read_now = (0, 0) if read else (*prompts.shape,)  # read before: not again
         seen.append((name, len(ids), read_now))
-        return run(lm, prompts, ids, prompt_of, read)
+        return run(lm, prompts, ids, prompt_of, read, **how)
 
     for name in ("by_the_model", "by_our_layers"):
         monkeypatch.setattr(logprobs, name, partial(spied, name, getattr(logprobs, name)))
@@ -180,6 +180,26 @@ def test_long_texts_go_through_the_model(load, monkeypatch):
         seen.clear()
         token_logprobs(policy, ids, mask)
         assert {who for who, *_ in seen} == {name}
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama_bias"])
+def test_in_bfloat16_our_layers_round_a_little_and_their_gradients_point_the_same_way(load, kind):
+    policy, (ids, mask, _) = load(kind, 4, awake=True), four_prompts()
+
+    def trained(narrow: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        policy.bfloat16 = narrow
+        policy.model.zero_grad()
+        logprobs = token_logprobs(policy, ids, mask)[0]
+        logprobs.sum().backward()
+        found = gradients(policy).values()
+        assert all(g.dtype == torch.float32 for g in found)
+        return logprobs.detach(), torch.cat([g.flatten() for g in found])
+
+    exact, rounded = trained(False), trained(True)
+    assert 0 < (exact[0] - rounded[0]).abs().mean() < 0.03
+    assert torch.cosine_similarity(exact[1], rounded[1], dim=0) > 0.99
+    assert 0 < (exact[1] - rounded[1]).norm() < 0.1 * exact[1].norm()
+    assert torch.equal(trained(False)[0], exact[0])  # and back again, to the bit
 
 
 def learns_a_norm(policy) -> None:

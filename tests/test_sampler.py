@@ -90,12 +90,32 @@ def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind):
     assert decoder.why.startswith("fast decoder: its log-probs are 0.")
 
 
+def test_products_in_bfloat16_are_sampled_from_as_they_are_trained_on(load):
+    """Same layers, same roundings: the two differ by little, and both from float32 by more."""
+    policy = load("qwen3", 4, awake=True)
+    policy.bfloat16, (prompt,) = True, random_prompts(9)
+    sampler = TorchSampler(policy)
+    assert isinstance(sampler.decoder, FastDecoder) and sampler.decoder.head.dtype == torch.bfloat16
+    samples = sampler.sample([prompt], 6, 12, 1.0, [[(0, i) for i in range(6)]])[0]
+    gaps = {True: [], False: []}
+    for sample in samples:
+        ids = torch.tensor([prompt + sample.token_ids])
+        mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1
+        for policy.bfloat16 in gaps:
+            again = token_logprobs(policy, ids, mask)[0].detach()
+            gaps[policy.bfloat16] += (again - torch.tensor(sample.logprobs)).abs().tolist()
+    mean = {narrow: sum(found) / len(found) for narrow, found in gaps.items()}
+    assert mean[True] < mean[False] < 0.03
+
+
+def turn_channels(w: dict) -> None:
+    w["qkv"] = w["qkv"]._replace(packed=None)  # a second copy, which the mistake would not reach
+    w["qkv"].weight[:8].copy_(w["qkv"].weight[:8].flip(0))
+
+
 @pytest.mark.parametrize(
     "mistake",
-    [
-        lambda w: w["norm2"].fill_(1.5),
-        lambda w: w["qkv"][0][:8].copy_(w["qkv"][0][:8].flip(0)),
-    ],
+    [lambda w: w["norm2"].fill_(1.5), turn_channels],
     ids=["a forgotten norm", "turned channels"],
 )
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
@@ -302,7 +322,7 @@ def test_old_weights_until_sync_and_new_ones_after(load, naive_logprobs, stir, l
     assert sampler.sample(prompts, 2, 12, 1.0, seeds) == old
     sampler.sync(1)
     if lora_rank:  # sampler and trainer share one copy
-        assert sampler.decoder.layers is folded_layers(policy.lm)
+        assert sampler.decoder.layers is folded_layers(policy.lm, torch.float32)
     new = sampler.sample(prompts, 2, 12, 1.0, seeds)
     assert new != old and sampler.version == 1
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, new, 1.0)

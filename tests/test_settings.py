@@ -92,6 +92,8 @@ REFUSED = [  # (flags, what is said)
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
     ({"engine": "vllm"}, "--engine vllm: with several processes vLLM needs a second"),
     ({"engine": "tpu"}, "--engine tpu: choose auto, torch, vllm"),
+    ({"dtype": "float16"}, "--dtype float16: choose float32, bfloat16"),
+    ({"dtype": "bfloat16", "plain": True}, "--dtype bfloat16: only fast/layers.py computes in it"),
     ({"loss": "ppo"}, "--loss ppo: choose reinforce, grpo, dr_grpo"),
     ({"loss": "compared"}, "--loss compared: it compares the episodes of a group"),
     ({"importance": "all"}, "--importance all: choose clip, none, token, sequence"),
@@ -234,6 +236,9 @@ CHOSEN = [  # (parameters, flags, what a run then has)
     (0.9e6, "--env swarm", SMALL_ONES | {"lr": 5e-4, "updates": 150, "max_tokens": 160}),
     (0.9e6, "--lora-rank 0", {"lr": 3e-4, "sft_lr": 1e-4}),  # small models: one rate
     (135e6, "", {"lr": 1e-4, "sft_lr": 2e-4, "k": 8, "max_tokens": 160, "importance": "clip"}),
+    (135e6, "--dtype bfloat16", {"importance": "token"}),
+    (135e6, "--dtype bfloat16 --importance clip", {"importance": "clip"}),
+    (135e6, "--dtype bfloat16 --async-rollouts 1", {"importance": "sequence"}),
     (0.6e9, "", {"lr": 3e-5, "sft_lr": 1e-4}),
     (4e9, "", LARGE | {"max_tokens": 2048, "num_tasks": 8, "sft_batch": 8, "eval_n": 256}),
     (4e9, "--env alphabet", LARGE | {"max_tokens": 768}),
