@@ -122,7 +122,7 @@ IMPORTANCE = ("clip", "none", "token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
 
 
-def correct_for_age(batch: Batch, now: Output, cfg) -> None:
+def correct_for_age(batch: Batch, output: Output, cfg) -> None:
     """At a batch's first pass: what the ratio divides by, and what its samples weigh.
 
     If the weights that sampled are those that are trained, skip this: every ratio is 1,
@@ -148,7 +148,7 @@ def correct_for_age(batch: Batch, now: Output, cfg) -> None:
     """
     if batch.old_logprobs is not None:
         return
-    start = now.logprobs.detach()  # [M]
+    start = output.logprobs.detach()  # [M]
     batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
     log_ratio = start - batch.sampler_logprobs
     weights = importance_weights(cfg.importance, log_ratio, batch.episode_of)

@@ -124,11 +124,11 @@ def group_advantages(
 
 
 def clipped_surrogate(
-    batch: Batch, now: Output, ratio: torch.Tensor, clip
+    batch: Batch, output: Output, ratio: torch.Tensor, clip
 ) -> torch.Tensor:
     """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
 
-    now: what the policy says with its present weights. A token that is already much
+    output: what the policy says with its present weights. A token that is already much
     likelier than it was gains no more from getting likelier still: beyond the clip its
     gradient is 0.
     """
@@ -137,23 +137,23 @@ def clipped_surrogate(
     return torch.minimum(ratio * batch.advantages, limited * batch.advantages)
 
 
-def reinforce(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
+def reinforce(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
     """A · log p: for fresh samples, as it ignores the ratio. [M]"""
-    return batch.advantages * now.logprobs
+    return batch.advantages * output.logprobs
 
 
-def cispo(batch: Batch, now: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
+def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
     """c · A · log p, [M]. The clipped ratio c is a constant: no gradient is lost."""
     low, high = clip
     constant = ratio.detach().clamp(1 - low, 1 + high)  # [M]
-    return constant * batch.advantages * now.logprobs
+    return constant * batch.advantages * output.logprobs
 
 
 @dataclass(frozen=True)
 class Loss:
     """A row of LOSSES.
 
-    gain          what a token contributes: a function as above, (batch, now, ratio,
+    gain          what a token contributes: a function as above, (batch, output, ratio,
                   clip) -> [M]. batch: a micro-batch. It has no side effects: it is
                   called again without the clip, to log what the clip does
     ratio         the importance ratio: "token", one per token; "episode", the geometric
@@ -165,8 +165,8 @@ class Loss:
                   "batch", 1 / S: every token weighs the same;
                   "longest", 1 / (N · max_tokens): the same for every batch
     normalize     False: advantages are never divided by the group's std
-    needs_logits  does `gain` read now.entropy or now.logits? That takes memory for
-                  M · V numbers
+    needs_logits  does `gain` read output.entropy or output.logits? That takes memory
+                  for M · V numbers
     whole_groups  does `gain` compare the episodes of a group? Then a group is never
                   cut into micro-batches. With either of these two, it also sees
                   episodes whose advantage is 0
@@ -243,16 +243,16 @@ def update(
         total, found = 0.0, []
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
-            now = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
-            correct_for_age(batch, now, cfg)  # at a batch's first pass
-            ratio = RATIOS[spec.ratio](batch, now)  # [M]
-            gain = spec.gain(batch, now, ratio, spec.clip)  # [M]
-            kl = kl_to_reference(policy, reference, batch, now, cfg, how)  # [M]
+            output = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
+            correct_for_age(batch, output, cfg)  # at a batch's first pass
+            ratio = RATIOS[spec.ratio](batch, output)  # [M]
+            gain = spec.gain(batch, output, ratio, spec.clip)  # [M]
+            kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
             loss = -(batch.weights * gain).sum()
             loss = loss + cfg.kl * (batch.weights * kl).sum()
             loss.backward()  # gradients of micro-batches add up
             total += loss.item()
-            found.append((batch, to_log(spec, batch, now, ratio, gain, kl)))
+            found.append((batch, to_log(spec, batch, output, ratio, gain, kl)))
         loss, grad_norm = take_step(policy, optimizer, total, how)
         passes.append(found)
     return Updated(loss, grad_norm, passes)
@@ -318,14 +318,14 @@ def micro_batches(
 # ------------------------------------------------------ what update calls: 2. the ratio
 
 
-def token_ratio(batch: Batch, now: Output) -> torch.Tensor:
+def token_ratio(batch: Batch, output: Output) -> torch.Tensor:
     """Each token's probability now, over the old one (correct_for_age): [M]."""
-    return (now.logprobs - batch.old_logprobs).exp()
+    return (output.logprobs - batch.old_logprobs).exp()
 
 
-def episode_ratio(batch: Batch, now: Output) -> torch.Tensor:
+def episode_ratio(batch: Batch, output: Output) -> torch.Tensor:
     """The geometric mean of the ratios of an episode's tokens, for each token: [M]."""
-    log_ratio = now.logprobs - batch.old_logprobs  # [M]
+    log_ratio = output.logprobs - batch.old_logprobs  # [M]
     episode_of = batch.episode_of  # [M]
     n = episode_of.bincount().clamp(min=1)  # [N] tokens of each episode
     mean = log_ratio.new_zeros(len(n)).index_add(0, episode_of, log_ratio) / n  # [N]
@@ -338,7 +338,7 @@ RATIOS = {"token": token_ratio, "episode": episode_ratio}
 # ----------------------------------------------------- what update calls: 3. KL and log
 
 
-def kl_to_reference(policy: Policy, reference, batch: Batch, now: Output, cfg, how):
+def kl_to_reference(policy: Policy, reference, batch: Batch, output: Output, cfg, how):
     """With --kl: k3 of each sampled token, [M]; else zeros.
 
     It is the usual estimate (Shao et al. 2024, eq. 4). Its value is right on average;
@@ -346,10 +346,10 @@ def kl_to_reference(policy: Policy, reference, batch: Batch, now: Output, cfg, h
     reference.
     """
     if not cfg.kl:
-        return torch.zeros_like(now.logprobs)
+        return torch.zeros_like(output.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
         there = how.forward(policy, batch.ids, batch.mask, cfg.temperature, False)
-    return k3(now.logprobs, there.logprobs)
+    return k3(output.logprobs, there.logprobs)
 
 
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -363,12 +363,12 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def to_log(spec: Loss, batch: Batch, now: Output, ratio, gain, kl) -> dict:
+def to_log(spec: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
     """What a pass found of each sampled token, without gradients: {name: [M]}."""
-    unclipped = spec.gain(batch, now, ratio, NO_CLIP)  # [M]
+    unclipped = spec.gain(batch, output, ratio, NO_CLIP)  # [M]
     return {
-        "logprobs": now.logprobs.detach(),
-        "entropy": now.entropy_for_log,
+        "logprobs": output.logprobs.detach(),
+        "entropy": output.entropy_for_log,
         "ratio": ratio.detach(),
         "clipped": gain != unclipped,  # does the clip act on it?
         "kl": kl.detach(),
@@ -405,12 +405,12 @@ if __name__ == "__main__":
         for name, spec in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             # zeros, so that a loss of yours that uses the entropy runs here, too
-            now = Output(logprobs, torch.zeros(4), entropy=torch.zeros(4))
+            output = Output(logprobs, torch.zeros(4), entropy=torch.zeros(4))
             batch = new_batch(advantages=torch.tensor([1.0, -1.0])[episode_of])
             lengths = torch.tensor([1.0, 3.0])
             weights = token_weights(spec.weight, lengths, 4)[episode_of]
-            ratio = RATIOS[spec.ratio](batch, now)
-            value = -(weights * spec.gain(batch, now, ratio, spec.clip)).sum()
+            ratio = RATIOS[spec.ratio](batch, output)
+            value = -(weights * spec.gain(batch, output, ratio, spec.clip)).sum()
             value.backward()
             ratios = " ".join(f"{x:.2f}" for x in ratio.tolist())
             gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())

@@ -94,8 +94,8 @@ def sft_step(
     total = 0.0
     for part in parts:
         batch = collate(part, pad, device)
-        now = how.forward(policy, batch.ids, batch.mask, logits=False)
-        loss = -now.logprobs.sum() / n
+        output = how.forward(policy, batch.ids, batch.mask, logits=False)
+        loss = -output.logprobs.sum() / n
         loss.backward()  # gradients of the parts add up
         total += loss.item()
     return take_step(policy, optimizer, total, how)  # as in RL

@@ -71,12 +71,12 @@ def with_dropout(right, policy, *rest):
     return found
 
 
-def ratio_of_sequence(right, batch, now):
+def ratio_of_sequence(right, batch, output):
     """The ratio of a whole reply, clipped as if it were one token's.
 
     The product of 100 ratios is outside [0.8, 1.2] at once.
     """
-    gap = now.logprobs - batch.old_logprobs  # [M]
+    gap = output.logprobs - batch.old_logprobs  # [M]
     total = gap.new_zeros(len(batch.episodes)).index_add(0, batch.episode_of, gap)  # [N]
     return total[batch.episode_of].exp()
 

@@ -355,8 +355,8 @@ def test_the_slope_of_one_token_by_hand(loss, ratio, advantage, slope):
     old, one = torch.tensor([-2.0]), torch.tensor([1.0])
     logprobs = (old + math.log(ratio)).requires_grad_()
     batch = Batch([], None, None, torch.tensor([0]), old, advantage * one, old_logprobs=old)
-    now, row = Output(logprobs, one), LOSSES[loss]
-    (-row.gain(batch, now, grpo.RATIOS[row.ratio](batch, now), row.clip)).backward()
+    output, row = Output(logprobs, one), LOSSES[loss]
+    (-row.gain(batch, output, grpo.RATIOS[row.ratio](batch, output), row.clip)).backward()
     assert logprobs.grad.item() == pytest.approx(slope, abs=1e-4)
 
 
@@ -498,8 +498,8 @@ def test_importance_weights_by_hand():
 # --------------------------------------- what a forker writes (docs/fork.md), in at most ten lines
 
 
-def with_entropy_bonus(batch, now, ratio, clip):
-    return grpo.clipped_surrogate(batch, now, ratio, clip) + 0.1 * now.entropy
+def with_entropy_bonus(batch, output, ratio, clip):
+    return grpo.clipped_surrogate(batch, output, ratio, clip) + 0.1 * output.entropy
 
 
 def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
@@ -524,10 +524,10 @@ def test_a_loss_that_compares_a_group_sees_all_of_it(load, monkeypatch):
     """Also episodes without an advantage, and however few tokens fit into a forward pass."""
     seen = []
 
-    def compared(batch, now, ratio, clip):
+    def compared(batch, output, ratio, clip):
         seen.append(Counter(e.group for e in batch.episodes))
         groups = torch.tensor([e.group for e in batch.episodes])[batch.episode_of]  # [M]
-        sums = torch.zeros(9).index_add(0, groups, now.logprobs)
+        sums = torch.zeros(9).index_add(0, groups, output.logprobs)
         return batch.advantages * sums[groups]
 
     monkeypatch.setitem(LOSSES, "compared", grpo.Loss(compared, whole_groups=True))
