@@ -1036,7 +1036,11 @@ TABLES |= {
     ),
     "card_learn": lambda: made(  # SmolLM2's sums in two number formats
         [arm for arm in arms("card") if "planned" in arm]
-        + stages("real", grpo="two CPU cores, float32, `--importance clip`"),
+        + stages(
+            "real",
+            grpo="two CPU cores, float32, `--importance clip`",
+            grpo_bfloat16="two CPU cores, products in bfloat16, `--importance token`",
+        ),
         {"SmolLM2's sums on an H200": "{what}"}
         | COURSE
         | {
