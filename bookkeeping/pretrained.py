@@ -44,9 +44,9 @@ def load_checked(
 ) -> Policy:
     """policy.load_policy of a folder or hub id that may come from anywhere.
 
-    On a card it computes in bfloat16 if the card has it and the model is not small; dtype: what it
-    computes in on a CPU (fast/layers.py). SystemExit with one
-    sentence if it cannot be loaded, or cannot chat, or there is no such device.
+    On a card it computes in bfloat16 if the card has it and the model is not small. dtype: in what
+    it multiplies on a CPU (fast/layers.py). SystemExit with one sentence if it cannot be loaded, or
+    cannot chat, or there is no such device.
     """
     folder = EMBEDDED.get(name, name)
     if folder == str(SMOLLM2) and not SMOLLM2.exists():

@@ -211,7 +211,8 @@ class LoraProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w: Linears, scales: list, *pairs):
         """pairs: A [r, in] and B [out, r] of the first part, then of the next one, …"""
-        ctx.weight, ctx.scales, x = w.weight, scales, x.to(w.weight.dtype)
+        ctx.weight, ctx.scales = w.weight, scales
+        x = x.to(w.weight.dtype)
         pairs = [weight.to(x.dtype) for weight in pairs]
         inside = [F.linear(x, A).mul_(s) for s, A in zip(scales, pairs[::2])]  # s · x Aᵀ, [T, r]
         ctx.save_for_backward(x, *inside, *pairs)

@@ -130,7 +130,7 @@ def same_layers(lm: torch.nn.Module) -> bool:
 
 
 def knows(lm: torch.nn.Module) -> bool:
-    """Does fast/layers.py train this model, here? On a card and in bfloat16 it was not tried.
+    """Does fast/layers.py train this model, here? Untried: on a card, and with bfloat16 weights.
 
     In training mode there may be dropout or checkpoints. A reference (--kl) runs the same layers,
     so that its KL is exactly 0 at first; its weights are folded in anew for each micro-batch.
@@ -205,6 +205,7 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
         hidden, targets = hidden_states(lm, ids, mask, dtype), ids[:, 1:][mask]  # [M, D], [M]
     head, scale = lm.get_output_embeddings(), logit_scale(lm) / temperature
     if head.weight.requires_grad or head.bias is not None or soft_cap(lm):
+        hidden = hidden.to(head.weight.dtype)
         logits = lambda hidden: head_outputs(lm, hidden) * scale
         again = lambda hidden, targets: logprobs_and_entropy(logits(hidden), targets)
         predict = partial(checkpoint, again, use_reentrant=False)  # again in the backward pass

@@ -2,8 +2,6 @@
 
     python -m lab.speed                 # all that is installed here, into results/speed.json
     python -m lab.speed --model models/smollm2 --reply 64 --trl-batch 16 --trl-dtype bfloat16
-    python -m lab.speed --model smollm2 --reply 64 --micro-tokens 675 --dtype bfloat16 \
-        --trl-batch 16 --trl-dtype bfloat16 --sides update_ours update_trl sampling_ours
     python -m lab.speed --rounds 1 --tasks 2 --k 2 --reply 8 --out /tmp/speed.json    # does it run?
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
