@@ -118,8 +118,12 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
 
 # ------------------------------------------------------ samples of another policy
 
-IMPORTANCE = ("clip", "none", "token", "sequence")
+IMPORTANCE = ("clip", "none", "token", "sequence", "token_mask", "sequence_mask")
+CAPPED = ("token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
+# What a mask lets through: IcePop's α and β (Ling team 2025, "Every Step Evolves",
+# arXiv 2510.18855); TRL 1.16's default.
+BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
 def correct_for_age(batch: Batch, output: Output, cfg) -> None:
@@ -139,7 +143,11 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
         sequence   as token, with the ratio of the whole episode: unbiased up to the
                    cap, and far noisier
 
-    In the last two the weight is a constant and the clip bounds only this update's own
+        token_mask, sequence_mask
+                   the ratio without a cap; a token or an episode whose ratio is outside
+                   of BANDS weighs nothing, as the trainer would not have drawn it
+
+    In the last four the weight is a constant and the clip bounds only this update's own
     steps (Hilton et al. 2022, §3). The default depends on the model and on
     --async-rollouts; docs/hardware.md says what each did.
 
@@ -159,18 +167,25 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
 def importance_weights(
     level: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
 ) -> torch.Tensor:
-    """min(π / π_sampler, cap) of each sampled token, [M].
+    """min(π / π_sampler, cap) of each sampled token, [M]; or a mask of BANDS.
 
     log_ratio [M] is log π - log π_sampler, episode_of [M] says which episode a token is
     in. level "token" takes the ratio of the token, "sequence" that of its whole episode
-    (Espeholt et al. 2018, §4.1). "clip" and "none" use no weights: each token counts 1.
+    (Espeholt et al. 2018, §4.1); with "_mask", what is too far away weighs 0. "clip"
+    and "none" use no weights: each token counts 1.
     """
     if level in ("clip", "none"):
         return torch.ones_like(log_ratio)
-    if level == "sequence":  # the product over an episode's tokens, all turns together
+    if level.startswith(
+        "sequence"
+    ):  # the product over an episode's tokens, all turns together
         n = int(episode_of.max()) + 1
         total = log_ratio.new_zeros(n).index_add(0, episode_of, log_ratio)  # [n]
         log_ratio = total[episode_of]
+    if level in BANDS:
+        low, high = BANDS[level]
+        ratio = log_ratio.exp()  # [M]; infinite is outside, too
+        return ratio.where((low <= ratio) & (ratio <= high), 0.0)
     # the limit comes before exp: a long episode's would overflow
     return log_ratio.clamp(max=math.log(cap)).exp()
 

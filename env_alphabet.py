@@ -284,6 +284,8 @@ class Alphabet:
     max_names: int = 4
     similarity_power: float = 8.0  # the given order (similarity 0.66) earns 0.08
     power_per_turn: bool = False  # raise each turn, then average; or raise the mean
+    # With power_per_turn: is each reply judged by the rewards from its turn on?
+    credit_per_turn: bool = False
     think: bool = True  # may the replies think before they answer?
     style: str = "states"  # how the expert answers, one of STYLES
     tools: ClassVar[None] = None  # no tool calls here; not a setting
@@ -302,6 +304,11 @@ class Alphabet:
             raise ValueError(
                 f"--set similarity_power={self.similarity_power}: must be positive, "
                 "not inf"
+            )
+        if self.credit_per_turn and not self.power_per_turn:
+            raise ValueError(
+                "--set credit_per_turn=true: the power of a mean has no parts; add "
+                "--set power_per_turn=true"
             )
         check_choice("--sft-style ", self.style, STYLES, "alphabet")
 
@@ -339,6 +346,8 @@ class Alphabet:
             reward = sum(value**power for value in raw) / n
         else:
             reward = mean**power
+        per_turn = [value**power / n for value in raw[: len(self.replies)]]
+        credit = {"turn_rewards": per_turn} if self.credit_per_turn else {}
         habit = habit_of(self.task, self.replies[:n])
         habits = {f"habit_{name}": float(name == habit) for name in HABITS}
         turns = {f"turn_{turn}": value for turn, value in enumerate(raw, start=1)}
@@ -349,6 +358,7 @@ class Alphabet:
             "format": sum(blocks) / n,
             **habits,
             **turns,
+            **credit,
         }
 
     def expert_reply(self) -> str:

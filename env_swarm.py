@@ -168,6 +168,9 @@ class Swarm:
     # Costs this times the share of turns lost to errors; train.py sets 0.5 for a small
     # model.
     error_penalty: float = 0.0
+    credit_per_turn: bool = (
+        False  # does an error cost its own turn and those before it?
+    )
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
     # How the economy sees whether a deal is good, and pays for it.
@@ -314,8 +317,16 @@ class Swarm:
         }
         missing = max(0.0, self.floor - me.reputation) / 100
         paid = sum(getattr(self, name) * value for name, value in parts.items())
+        paid -= self.floor_penalty * missing
+        per_turn = [
+            -self.error_penalty / LAST_STEP * (not turn.ok) for turn in self.log
+        ]
+        if per_turn:  # the rest of the reward is known only at the end
+            per_turn[-1] += paid
+        credit = {"turn_rewards": per_turn} if self.credit_per_turn else {}
         return {
-            "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
+            "reward": paid - self.error_penalty * errors,
+            **credit,
             **parts,
             # Nothing below is paid for; floor_missing and error_rate can cost.
             "floor_missing": missing,

@@ -59,7 +59,7 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). --no-normalize drops it; that paper's loss, dr_grpo, never
     # divides.
-    normalize = cfg.normalize and LOSSES[cfg.loss].normalize
+    divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"
     episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
@@ -67,7 +67,7 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     for turn in range(max(map(len, lengths))):  # in letters there is one
         rewards = [[reward_from(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
-        advantages = group_advantages(rewards, cfg.baseline, normalize)  # [G, k]
+        advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
         flat = advantages.flatten().tolist()  # [G · k]
         for e, length, advantage in zip(episodes, lengths, flat):
             if turn < len(length):
@@ -90,15 +90,19 @@ def has_score(episode: Episode) -> bool:
 
 
 def group_advantages(
-    rewards: torch.Tensor, baseline: str = "group", normalize: bool = True
+    rewards: torch.Tensor, baseline: str = "group", divide: str = "std"
 ) -> torch.Tensor:
-    """rewards [G, k] -> advantages [G, k]: each reward minus a mean, divided by a std.
+    """rewards [G, k] -> advantages [G, k]: each reward minus a mean, then divided.
 
     NaN marks a failed episode: it gets 0, and counts in no mean.
-    baseline   "group": mean and std are those of the episode's group (Shao et al. 2024,
-               §4.1.2); "batch": those of all episodes; "none": nothing is subtracted or
-               divided
-    normalize  False: only subtract the mean
+    baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
+              §4.1.2); "batch": those of all episodes; "none": nothing is subtracted or
+              divided
+    divide    "std"; "none"; "mean": by the mean reward, the share of right answers if
+              they are paid 0 or 1. Then a group counts as much as in the gradient of
+              log p(right) instead of p(right) (Tajwar et al. 2026, "Maximum Likelihood
+              RL"), so a task that succeeds once in eight weighs seven times as much as
+              one that fails once in eight. ValueError if a mean is negative
     """
     rewards = rewards.double()
     valid = ~rewards.isnan()  # [G, k]
@@ -114,10 +118,37 @@ def group_advantages(
     # gives 1e-17 (0.1 - mean([0.1] * 3)), so what is as small as that becomes 0.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
-    if normalize:
+    if divide == "std":
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)
+    if divide == "mean":
+        if (mean < 0).any():
+            raise ValueError("--loss maxrl needs rewards whose mean is at least 0")
+        centered = centered / (mean + 1e-6)
     return centered.float()
+
+
+def learn_from_teacher(
+    teacher: Policy, groups: list[list[Episode]], cfg, how: How = PLAIN
+) -> None:
+    """On-policy distillation: set each token's advantage to log p_teacher - log p.
+
+    The student has sampled the tokens, a teacher judges each of them, and the sum over
+    tokens of the expected advantage is -KL(student || teacher): Agarwal et al. 2024,
+    "On-Policy Distillation of Language Models", with the estimate of Lu 2025
+    (thinkingmachines.ai/blog/on-policy-distillation). The reward is only logged. Both
+    must have the same tokenizer and read the same prompt (--teacher refuses others).
+    """
+    episodes = [e for group in groups for e in group if has_score(e)]
+    for rows in cut(episodes, cfg.micro_tokens, how.shares_prompts):
+        part = [episodes[n] for n in rows]
+        batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
+        ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
+        with torch.no_grad():
+            there = how.forward(teacher, ids, mask, cfg.temperature, False)
+        gaps = there.logprobs - batch.sampler_logprobs  # [M]
+        for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
+            e.advantages = gap.tolist()
 
 
 # ------------------------------------------------------------------------------- losses
@@ -164,7 +195,7 @@ class Loss:
                   "episode", 1 / (N · L): every episode weighs the same;
                   "batch", 1 / S: every token weighs the same;
                   "longest", 1 / (N · max_tokens): the same for every batch
-    normalize     False: advantages are never divided by the group's std
+    divide        what advantages are divided by (group_advantages)
     needs_logits  does `gain` read output.entropy or output.logits? That takes memory
                   for M · V numbers
     whole_groups  does `gain` compare the episodes of a group? Then a group is never
@@ -176,7 +207,7 @@ class Loss:
     ratio: str = "token"
     clip: tuple[float, float] = (0.2, 0.2)
     weight: str = "batch"
-    normalize: bool = True
+    divide: str = "std"
     needs_logits: bool = False
     whole_groups: bool = False
 
@@ -190,7 +221,7 @@ LOSSES = {
     # Shao 2024, eq. 3, with PPO's ε
     "grpo": Loss(clipped_surrogate, weight="episode"),
     # Liu 2025, §3.2
-    "dr_grpo": Loss(clipped_surrogate, weight="longest", normalize=False),
+    "dr_grpo": Loss(clipped_surrogate, weight="longest", divide="none"),
     # Yu 2025, eq. 8
     "dapo": Loss(clipped_surrogate, clip=(0.2, 0.28)),
     # Zheng 2025, eq. 5
@@ -200,6 +231,8 @@ LOSSES = {
     # MiniMax-M1 2025, eq. 4, with dapo's ε_high. A ratio is never below 0, so ε = 1
     # never clips
     "cispo": Loss(cispo, clip=(1.0, 0.28)),
+    # Tajwar 2026, with grpo's clip and weights, so that only the division differs
+    "maxrl": Loss(clipped_surrogate, weight="episode", divide="mean"),
 }
 
 
@@ -378,7 +411,7 @@ def to_log(spec: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
 if __name__ == "__main__":
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     print("rewards of one group        ", rewards[0])
-    print("minus the mean              ", group_advantages(rewards, normalize=False)[0])
+    print("minus the mean              ", group_advantages(rewards, divide="none")[0])
     print("divided by the std          ", group_advantages(rewards)[0])
     print("all equal: nothing to learn ", group_advantages(torch.ones(1, 4))[0])
 

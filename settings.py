@@ -99,6 +99,9 @@ class Config:
 
     # batches that GRPO samples and trains on; by model size and environment
     updates: int | None = None
+    # end before --updates, once so many tokens were sampled: arms of a comparison then
+    # have seen equally many; 0: no limit
+    sampled_tokens: int = 0
     # after --updates, go on until the training reward has settled
     # (bookkeeping/settled.py), at most to --max-updates; the learning rate stays at its
     # last value
@@ -108,16 +111,20 @@ class Config:
     num_tasks: int | None = None  # groups per update; by environment
     # samples per group: more of them find a rare good answer more often; by model size
     k: int | None = None
-    # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
+    # reinforce, grpo, dr_grpo, dapo, gspo, cispo or maxrl: side by side in grpo.py
     loss: str = "grpo"
     baseline: str = "group"  # what a reward is compared with: group, batch or none
-    # divide advantages by the group's standard deviation (dr_grpo never does)
+    # divide advantages by the group's standard deviation (maxrl by its mean, dr_grpo
+    # never)
     normalize: bool = True
     lr: float | None = None  # by model size and environment
     # updates over which the rate rises; Adam's first steps are its largest
     warmup: int = 5
     # the rate then falls linearly to this share of lr; 1 keeps it constant
     lr_end: float = 0.1
+    # folder or hub id of a model that judges each sampled token, in place of the reward
+    # (grpo.learn_from_teacher)
+    teacher: str = ""
     # weight of the KL to the policy after SFT; 0 needs no reference at all
     kl: float = 0.0
     # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
@@ -126,7 +133,8 @@ class Config:
     temperature: float = 1.0
     # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence (batch.correct_for_age); by model size
+    # clip, none, token, sequence, token_mask, sequence_mask (batch.correct_for_age); by
+    # model size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0

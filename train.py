@@ -27,14 +27,14 @@ import settings
 from bookkeeping import failures, refusals
 from bookkeeping.again import evaluate_only
 from bookkeeping.columns import log_columns
-from bookkeeping.pretrained import check_passes, load_checked
+from bookkeeping.pretrained import check_passes, load_checked, load_teacher
 from bookkeeping.run import healthy_values, open_run, passes_of_sft, probe_report
 from chat import about, prompt_ids, read_template
 from evaluate import eval_sets
 from fast import logprobs, parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
-from grpo import compute_advantages, update
+from grpo import compute_advantages, learn_from_teacher, update
 from policy import PLAIN, How, Policy, adam, set_learning_rate
 from settings import Config, make_env
 from sft import sft
@@ -43,7 +43,7 @@ from sft import sft
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
     run = open_run(cfg, user_flags)  # its folder; with --resume, it finds a checkpoint
-    cfg, policy, new_env, rollouts = prepare(cfg, user_flags)
+    cfg, policy, new_env, rollouts, teacher = prepare(cfg, user_flags)
     how = replace(how_to_compute(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
     run.start(cfg, policy, optimizer, rollouts)  # loads the checkpoint, if there is one
@@ -75,6 +75,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group?
         compute_advantages(groups, cfg)  # Episode.advantages, one per sampled token
+        if teacher:  # with --teacher, by how much does it like each token better?
+            learn_from_teacher(teacher, groups, cfg, how)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         lr = settings.learning_rate(cfg, state.updates)
         set_learning_rate(optimizer, lr)
@@ -97,11 +99,11 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
 
 
 def prepare(cfg: Config, user_flags: set[str]):
-    """Load the model, get ready to play: (finished config, policy, new_env, rollouts).
+    """Load the model, get ready to play: (config, policy, new_env, rollouts, teacher).
 
     The finished config has what depends on the model, such as the learning rate, and on
     the free memory. new_env(level) makes an environment. It is guarded: if it raises or
-    hangs, its episode fails and the run goes on.
+    hangs, its episode fails and the run goes on. teacher: None without --teacher.
     """
     if cfg.break_:
         failures.put_in(cfg.break_)  # a mistake on purpose
@@ -132,6 +134,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     env = new_env(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
+    teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
     turns = getattr(env, "max_turns", None)  # None: it does not say
     if not cfg.break_:  # a mistake on purpose is found later, by the doctor
         check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
@@ -141,7 +144,7 @@ def prepare(cfg: Config, user_flags: set[str]):
         checkpoint_activations(policy)
     seeds = partial(settings.task_seeds, cfg)
     rollouts = open_rollouts(cfg, policy, load, new_env, task_seeds=seeds)
-    return cfg, policy, new_env, rollouts
+    return cfg, policy, new_env, rollouts, teacher
 
 
 def how_to_compute(cfg: Config, policy: Policy) -> How:
@@ -155,7 +158,7 @@ def how_to_compute(cfg: Config, policy: Policy) -> How:
 
 def probe(cfg: Config, user_flags: set[str]) -> None:
     """--probe: SFT, a first batch, and what GRPO could learn from it. Saves nothing."""
-    cfg, policy, new_env, rollouts = prepare(cfg, user_flags)
+    cfg, policy, new_env, rollouts, _ = prepare(cfg, user_flags)
     how = how_to_compute(cfg, policy)
     with rollouts.paused(), policy.learning():
         tasks = partial(new_env, cfg.difficulty)

@@ -16,7 +16,8 @@ Means over tokens unless said otherwise:
                                         mismatch is larger: how far two equal passes differ
     approx_kl, kl_ref                   nats: KL(sampler || policy); with kl, KL(policy ||
                                         reference)
-    importance, capped                  importance weight; share of the tokens at the cap
+    importance, capped, masked          importance weight; share of the tokens at the cap, and of
+                                        those that a mask leaves out
     stop_trained                        share of the end-of-turn tokens that are in the loss
     welfare_5, toxicity_50, …           swarm: the quantile of 5%, 50%, 95% over the episodes
     stretch                             change of the loss's log-ratio per change of log-prob: 1,
@@ -26,7 +27,7 @@ Means over tokens unless said otherwise:
 import numpy as np
 import torch
 
-from batch import CAP, Batch
+from batch import BANDS, CAP, CAPPED, Batch
 from bookkeeping.tables import QUANTILES, SPREAD
 from fast import parallel
 from grpo import Updated, k3
@@ -34,7 +35,7 @@ from policy import How, Policy
 
 # Means over tokens: of an update's last epoch, or of its first (before the first step, a mismatch
 # means that sampler and trainer disagree).
-OF_LAST = ("ratio", "clip_fraction", "approx_kl", "kl_ref", "importance", "capped")
+OF_LAST = ("ratio", "clip_fraction", "approx_kl", "kl_ref", "importance", "capped", "masked")
 OF_FIRST = ("entropy", "mismatch")
 COLUMNS = (
     *OF_LAST,
@@ -81,8 +82,9 @@ def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: 
     if not updated.passes:
         return line
     first, last = (sums(updated.passes[i]) for i in (0, -1))
-    tokens, corrected = last["tokens"], cfg.importance in ("token", "sequence")
-    known = {"kl_ref": cfg.kl > 0, "importance": corrected, "capped": corrected}
+    tokens, capped, masked = last["tokens"], cfg.importance in CAPPED, cfg.importance in BANDS
+    known = {"kl_ref": cfg.kl > 0, "importance": capped or masked}
+    known |= {"capped": capped, "masked": masked}
     line |= {name: last[name] / tokens for name in OF_LAST if known.get(name, True)}
     line |= {name: first[name] / tokens for name in OF_FIRST}
     if last["ended"]:
@@ -113,6 +115,7 @@ def sums(passes: list[tuple[Batch, dict]]) -> dict[str, float]:
             "kl_ref": found["kl"],
             "importance": batch.importance,
             "capped": (batch.importance >= CAP * (1 - 1e-6)).float(),
+            "masked": (batch.importance == 0).float(),
             # For doctor.py: is the loss's ratio per token?
             "log_ratio": ratio.clamp(min=1e-30).log().abs(),
             "moved": (logprobs - batch.old_logprobs).abs(),

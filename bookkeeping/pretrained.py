@@ -16,6 +16,7 @@ import torch
 
 from batch import collate
 from bookkeeping.records import printable
+from chat import prompt_ids
 from fast import layers
 from fast.machine import (
     first_line,
@@ -71,6 +72,23 @@ def load_checked(
     policy.model.to(place)
     policy.device = torch.device(place)
     return policy
+
+
+def load_teacher(cfg, policy: Policy, prompt: list[int], opening: list[dict], env) -> Policy:
+    """The model of --teacher. ValueError if it would read other tokens than the policy did.
+
+    prompt: the first task's, as the policy reads it.
+    """
+    teacher = load_checked(cfg.teacher, 0, cfg.lora_alpha, cfg.device, today=policy.today)
+    teacher.model.requires_grad_(False)
+    same = teacher.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
+    if not same or prompt_ids(teacher, opening, env.tools, env.think) != prompt:
+        what = "reads the same prompt as other tokens" if same else "has another tokenizer"
+        raise ValueError(
+            f"--teacher {cfg.teacher}: it {what}, so it cannot judge the policy's tokens; give a "
+            "model with the policy's own tokenizer and chat template"
+        )
+    return teacher
 
 
 def loaded(folder: str, load: Callable, bfloat16: bool) -> Policy:

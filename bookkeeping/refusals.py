@@ -109,7 +109,8 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         "must be at least 1",
     ),
     (
-        "updates sft_steps warmup lora_rank kl lr_end async_rollouts max_staleness threads",
+        "updates sft_steps warmup lora_rank kl lr_end async_rollouts max_staleness threads "
+        "sampled_tokens",
         number(lambda x: x >= 0),
         "must be at least 0",
     ),

@@ -284,6 +284,8 @@ class Run:
         cfg, done = self.cfg, self.state.updates
         if done >= (cfg.max_updates if cfg.until_converged else cfg.updates):
             return True
+        if 0 < cfg.sampled_tokens <= self.state.tokens["sampled"]:
+            return True
         waits = cfg.until_converged if done >= cfg.updates else cfg.stop_when_settled
         return waits and settled.present_trend(self.rewards()).settled
 

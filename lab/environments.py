@@ -5,6 +5,7 @@
 
 Spelt      letters of tiers 1 to 5, with the word spelt in the question
 Chance     letters of tier 6, paid by a coin toss: is it the reward that teaches?
+Minus      letters of tier 6, always paid -1: what a teacher's constant part does alone
 Lengths    letters in levels of length, for a curriculum: tier 6, then up to the 150 of tier 7
 Exactly    the same in levels of one length each, for the curve of docs/letters.md
 Lawless    the swarm without tax, audit, decay or circuit breaker
@@ -44,6 +45,16 @@ class Levels(Letters):
     def reset(self, seed: int) -> list[dict]:
         self.difficulty = self.level  # a curriculum sets it
         return super().reset(seed)
+
+
+class Minus(Levels):
+    """Letters of tier 6, every episode paid -1: with --baseline none, all that is sampled becomes less
+    likely. A control of --teacher, whose advantages are negative on average."""
+
+    levels = [6]
+
+    def score(self) -> dict[str, float]:
+        return super().score() | {"reward": -1.0}
 
 
 class Lengths(Levels):
