@@ -54,7 +54,8 @@ class Minus(Levels):
     levels = [6]
 
     def score(self) -> dict[str, float]:
-        return super().score() | {"reward": -1.0}
+        marks = super().score()  # the expert has to earn a little more, or it is refused
+        return marks | {"reward": -1.0 + 1e-9 * marks["exact"]}
 
 
 class Lengths(Levels):

@@ -103,6 +103,20 @@ def test_replies_are_scored_as_the_rules_say():
         assert marks == pytest.approx([reward, *raw], abs=1e-12), (asks, reply)
 
 
+def test_credit_per_turn_adds_up_to_the_reward():
+    env = Alphabet(power_per_turn=True, credit_per_turn=True, style="bare")
+    env.reset(0)
+    env.step(env.expert_reply())
+    env.step("no list")
+    assert env.score()["turn_rewards"] == [pytest.approx(1 / 3), 0.0]  # one per reply, so far
+    env.step(env.expert_reply())
+    marks = env.score()
+    assert marks["turn_rewards"] == pytest.approx([1 / 3, 0.0, 1 / 3])
+    assert sum(marks["turn_rewards"]) == pytest.approx(marks["reward"])
+    with pytest.raises(ValueError, match="add --set power_per_turn=true"):
+        Alphabet(credit_per_turn=True)
+
+
 # ------------------------------------------------------------------------ rules worked out by hand
 
 

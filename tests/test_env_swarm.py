@@ -705,6 +705,18 @@ def test_errors_cost_their_share_of_all_turns_times_the_penalty(version, turns, 
     assert env.score() == plain | {"reward": pytest.approx(plain["reward"] - 2.0 * errors / 25)}
 
 
+def test_an_error_costs_its_own_turn_if_credit_is_per_turn():
+    env = Swarm("medium", style="random", error_penalty=0.5, credit_per_turn=True)
+    marks = play(env, 3)
+    wrong = [not turn.ok for turn in env.log]
+    assert 0 < sum(wrong) < 25  # premise
+    *early, last = marks["turn_rewards"]
+    assert early == [-0.5 / 25 * error for error in wrong[:-1]]
+    assert sum(early) + last == pytest.approx(marks["reward"])
+    env.credit_per_turn = False
+    assert env.score() == {name: x for name, x in marks.items() if name != "turn_rewards"}
+
+
 @pytest.mark.parametrize("text_ends", [True, False])
 def test_an_episode_that_ends_early_is_scored_as_if_the_rest_had_been_passed(text_ends):
     """A text ends it if text_ends is set; else it is cut."""

@@ -28,7 +28,7 @@ MAX_TOKENS = 20  # dr_grpo's constant length
 CAP = 2.0  # of an importance weight
 REWARDS = [[1.0, 0.0, 0.3, 1.0], [0.0, 0.2, 1.0, 0.1]]
 # Not LOSSES: a loss that somebody adds has formulas of its own.
-OURS = ("reinforce", "grpo", "dr_grpo", "dapo", "gspo", "cispo")
+OURS = ("reinforce", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl")
 
 
 # ------------------------------------------------------------------------------------- advantages
@@ -37,28 +37,31 @@ R = math.sqrt(3 / 16)  # the standard deviation of [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    "baseline, normalize, rewards, expected",
+    "baseline, divide, rewards, expected",
     [
-        ("group", False, [[1, 0, 0, 1]], [[0.5, -0.5, -0.5, 0.5]]),
-        ("group", True, [[1, 0, 0, 1]], [[1, -1, -1, 1]]),
-        ("group", True, [[1, 0, 0, 0]], [[0.75 / R, -0.25 / R, -0.25 / R, -0.25 / R]]),
-        ("group", False, [[1, 0], [3, 1]], [[0.5, -0.5], [1, -1]]),
-        ("group", True, [[1, 0], [3, 1]], [[1, -1], [1, -1]]),  # each group by its own spread
-        ("batch", False, [[1, 0], [0, 0]], [[0.75, -0.25], [-0.25, -0.25]]),
-        ("batch", True, [[1, 0], [0, 0]], [[0.75 / R, -0.25 / R], [-0.25 / R, -0.25 / R]]),
-        ("none", False, [[1, 0], [0.5, 2]], [[1, 0], [0.5, 2]]),
-        ("none", True, [[1, 0, 0, 0]], [[1, 0, 0, 0]]),  # no baseline, no spread around it
-        ("none", True, [[1, 1]], [[1, 1]]),
-        ("group", False, [[1, NAN, 0, 0.5]], [[0.5, 0, -0.5, 0]]),  # an error counts nowhere
-        ("group", True, [[NAN, NAN], [0, 2]], [[0, 0], [-1, 1]]),
-        ("group", True, [[NAN, 1]], [[0, 0]]),
-        ("batch", True, [[1, NAN], [NAN, 0]], [[1, 0], [0, -1]]),
-        ("group", True, [[1e9 + 1, 1e9], [1e39, 0.0]], [[1, -1], [1, -1]]),  # not rounded away
+        ("group", "none", [[1, 0, 0, 1]], [[0.5, -0.5, -0.5, 0.5]]),
+        ("group", "std", [[1, 0, 0, 1]], [[1, -1, -1, 1]]),
+        ("group", "std", [[1, 0, 0, 0]], [[0.75 / R, -0.25 / R, -0.25 / R, -0.25 / R]]),
+        ("group", "none", [[1, 0], [3, 1]], [[0.5, -0.5], [1, -1]]),
+        ("group", "std", [[1, 0], [3, 1]], [[1, -1], [1, -1]]),  # each group by its own spread
+        ("batch", "none", [[1, 0], [0, 0]], [[0.75, -0.25], [-0.25, -0.25]]),
+        ("batch", "std", [[1, 0], [0, 0]], [[0.75 / R, -0.25 / R], [-0.25 / R, -0.25 / R]]),
+        ("none", "none", [[1, 0], [0.5, 2]], [[1, 0], [0.5, 2]]),
+        ("none", "std", [[1, 0, 0, 0]], [[1, 0, 0, 0]]),  # no baseline, no spread around it
+        ("none", "std", [[1, 1]], [[1, 1]]),
+        ("group", "none", [[1, NAN, 0, 0.5]], [[0.5, 0, -0.5, 0]]),  # an error counts nowhere
+        ("group", "std", [[NAN, NAN], [0, 2]], [[0, 0], [-1, 1]]),
+        ("group", "std", [[NAN, 1]], [[0, 0]]),
+        ("batch", "std", [[1, NAN], [NAN, 0]], [[1, 0], [0, -1]]),
+        ("group", "mean", [[1, 0, 0, 0], [1, 1, 1, 0]], [[3, -1, -1, -1], [1 / 3] * 3 + [-1]]),
+        ("group", "mean", [[0, 0], [1, NAN]], [[0, 0], [0, 0]]),
+        ("batch", "mean", [[1, 0], [0, 0]], [[3, -1], [-1, -1]]),
+        ("group", "std", [[1e9 + 1, 1e9], [1e39, 0.0]], [[1, -1], [1, -1]]),  # not rounded away
     ],
 )
-def test_advantages_by_hand(baseline, normalize, rewards, expected):
+def test_advantages_by_hand(baseline, divide, rewards, expected):
     rewards = torch.tensor(rewards, dtype=torch.float64)
-    advantages = group_advantages(rewards, baseline, normalize)
+    advantages = group_advantages(rewards, baseline, divide)
     assert advantages.dtype == torch.float32
     assert torch.allclose(advantages, torch.tensor(expected).float(), atol=1e-5)
 
@@ -68,8 +71,14 @@ def test_equal_rewards_give_an_advantage_of_exactly_0(reward):
     """In floating point, 0.1 - mean([0.1] * 3) is not 0: the group would not be skipped."""
     for k, baseline in itertools.product((2, 3, 7, 8), ("group", "batch")):
         rewards = torch.full((3, k), reward, dtype=torch.float64)
-        for normalize in (False, True):
-            assert group_advantages(rewards, baseline, normalize).eq(0).all()
+        for divide in ("none", "std", "mean"):
+            assert group_advantages(rewards, baseline, divide).eq(0).all()
+
+
+def test_a_mean_below_0_is_refused():
+    """Divided by it, the better of two replies would become less likely."""
+    with pytest.raises(ValueError, match="--loss maxrl needs rewards whose mean is at least 0"):
+        group_advantages(torch.tensor([[-1.0, 0.0]]), divide="mean")
 
 
 def test_advantages_of_episodes_follow_the_flags():
@@ -119,6 +128,27 @@ def test_with_one_turn_or_all_credit_in_the_last_one_it_is_grpo(normalize, basel
         assert advantages_of(group, **flags) == advantages_of(whole, **flags)
 
 
+def test_credit_per_turn_pays_nobody_for_going_on():
+    """A baseline that adds up over the turns which an episode has would pay for stopping, or for
+    going on (verl#7244). Ours does not: over all pairs of episodes, each with its probability, the
+    gradient is half of the true one, as GRPO's is with k = 2, where an episode is half its own mean.
+
+    The first turn pays 0 or 1 by luck. In the second the policy stops, or goes on to a third.
+    """
+    p = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)  # of going on
+    choices = [([0.5], (1 - p).log()), ([0.0, 0.2], p.log())]  # (rewards from there on, log-prob)
+    plays = [([luck, *rest], logp) for luck in (0.0, 1.0) for rest, logp in choices]
+    reward = sum(0.5 * logp.exp() * sum(rewards) for rewards, logp in plays)
+    slope_of = lambda y: torch.autograd.grad(y, p, retain_graph=True)[0].item()
+    found = 0.0
+    for (one, logp), (other, logp_other) in itertools.product(plays, repeat=2):
+        advantages = advantages_of(paid_by_turn(one, other), normalize=False)[0]
+        second_turn = advantages[2]  # two tokens per turn
+        both = 0.25 * (logp + logp_other).exp().item()
+        found += both * second_turn * slope_of(logp)
+    assert found == pytest.approx(slope_of(reward) / 2)
+
+
 # ------------------------------------------------------------------------ weights, micro-batches
 
 
@@ -131,6 +161,7 @@ def test_token_weights_by_hand():
         "dapo": [1 / 10, 1 / 10],
         "gspo": [1 / 4, 1 / 16],
         "cispo": [1 / 10, 1 / 10],
+        "maxrl": [1 / 4, 1 / 16],
     }
     found = {loss: token_weights(LOSSES[loss].weight, lengths, 20).tolist() for loss in OURS}
     assert found == {loss: pytest.approx(weights) for loss, weights in expected.items()}
@@ -228,7 +259,7 @@ def naive_loss(policy, groups, loss, temperature=1.0, kl=0.0, reference=None, fa
                 gain = held.item() * advantage * logp[t - 1]
             else:
                 gain = min(ratio * advantage, held * advantage)
-            if loss in ("grpo", "gspo"):
+            if loss in ("grpo", "gspo", "maxrl"):
                 weight = 1 / (n * len(chosen))
             elif loss == "dr_grpo":
                 weight = 1 / (n * MAX_TOKENS)
@@ -360,6 +391,35 @@ def test_the_slope_of_one_token_by_hand(loss, ratio, advantage, slope):
     assert logprobs.grad.item() == pytest.approx(slope, abs=1e-4)
 
 
+def test_maxrl_weighs_a_group_by_one_over_its_mean(load):
+    policy = load("qwen3", 4, awake=True)
+    groups = make_groups(policy, [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0]])
+    stats = run(policy, groups, "maxrl", normalize=True)
+    means = (0.25, 0.75)
+    factors = {id(e): [1 / means[e.group]] * len(e.token_ids) for e in sum(groups, [])}
+    check_gradient(policy, groups, "maxrl", stats["loss"], factors=factors)
+
+
+def test_a_teacher_judges_each_token(load):
+    """The advantage is log p_teacher - log p of the sampler, at the temperature of the samples."""
+    policy, teacher = load("qwen3", 4, awake=True), load("qwen3", 4, awake=True)
+    stir(teacher, 0.05, seed=3)
+    groups = make_groups(policy, REWARDS, temperature=0.7, noise=0.0)
+    groups[1][2].stop_reason = "error"
+    for micro_tokens in (HUGE, 30):
+        cfg = replace(FLAGS, temperature=0.7, micro_tokens=micro_tokens)
+        grpo.compute_advantages(groups, cfg)
+        grpo.learn_from_teacher(teacher, groups, cfg)
+        for e in sum(groups, []):
+            there = logprobs_now(teacher, e.token_ids, 0.7)
+            gaps = [there[t] - e.logprobs[t] for t, s in enumerate(e.sampled) if s]
+            failed = e.stop_reason == "error"
+            assert e.advantages == ([0.0] * len(gaps) if failed else pytest.approx(gaps, abs=1e-4))
+    same = make_groups(teacher, REWARDS, noise=0.0)
+    grpo.learn_from_teacher(teacher, same, cfg=replace(FLAGS, micro_tokens=HUGE))
+    assert max(abs(a) for e in sum(same, []) for a in e.advantages) < 1e-5
+
+
 # ----------------------------------------------------------------------------------------- steps
 
 
@@ -429,14 +489,21 @@ STEP = dict.fromkeys(OURS, 0.3) | {"gspo": 3e-4}
 
 
 def naive_factors(policy, groups, importance: str) -> dict[int, list[float]]:
-    """min(π / π_sampler, C) of every sampled token, or of its episode; π is the policy now."""
+    """min(π / π_sampler, C) of every sampled token, or of its episode; π is the policy now.
+
+    With a mask: the ratio, or 0 outside of what the mask lets through.
+    """
+    low, high = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}.get(importance, (0, 0))
     factors = {}
     for e in sum(groups, []):
         now = logprobs_now(policy, e.token_ids)
         ratios = [math.exp(a - b) if s else 1.0 for a, b, s in zip(now, e.logprobs, e.sampled)]
-        if importance == "sequence":
+        if importance in ("sequence", "sequence_mask"):
             ratios = [math.prod(ratios)] * len(ratios)
-        factors[id(e)] = [1.0 if importance == "none" else min(r, CAP) for r in ratios]
+        if high:
+            factors[id(e)] = [r if low <= r <= high else 0.0 for r in ratios]
+        else:
+            factors[id(e)] = [1.0 if importance == "none" else min(r, CAP) for r in ratios]
     return factors
 
 
@@ -467,7 +534,9 @@ def test_the_gradient_of_stale_samples_is_that_of_the_formulas(load, loss, impor
     each = [f for e in sum(groups, []) for f, s in zip(factors[id(e)], e.sampled) if s]
     assert stats.get("importance", 1.0) == pytest.approx(sum(each) / len(each), rel=1e-3)
     assert stats.get("capped", 0.0) == pytest.approx(each.count(CAP) / len(each))
-    assert importance == "none" or 0 < stats["capped"] < 1  # premise: some are too stale
+    assert stats.get("masked", 0.0) == pytest.approx(each.count(0.0) / len(each))
+    # premise: some are too stale
+    assert importance == "none" or 0 < stats.get("capped", 0) + stats.get("masked", 0) < 1
     check_gradient(policy, now, loss, factors=factors)
     if importance == "none":
         return
@@ -491,8 +560,12 @@ def test_importance_weights_by_hand():
     assert weights("token", log_ratio, row) == pytest.approx([1.5, 2.0, 1.0, 0.7])
     assert weights("sequence", log_ratio, row) == pytest.approx([2.0, 2.0, 0.7, 0.7])
     assert weights("sequence", log_ratio, row, 5.0) == pytest.approx([3.3, 3.3, 0.7, 0.7])
+    log_ratio = torch.tensor([5.1, 4.9, 0.51, 0.49]).log()
+    assert weights("token_mask", log_ratio, row) == pytest.approx([0.0, 4.9, 0.51, 0.0])
+    assert weights("sequence_mask", log_ratio, row) == pytest.approx([0, 0, 0.2499, 0.2499])
     huge = torch.tensor([1e30, -1e30, 50.0, 80.0])  # what float32 cannot hold is held at the cap
     assert weights("token", huge, row) == pytest.approx([2.0, 0.0, 2.0, 2.0])
+    assert weights("token_mask", huge, row) == [0.0] * 4
 
 
 # --------------------------------------- what a forker writes (docs/fork.md), in at most ten lines

@@ -73,6 +73,28 @@ def whole(tmp_path_factory) -> Path:
 # ------------------------------------------------------------------------------ what a run leaves
 
 
+def test_a_budget_of_sampled_tokens_ends_a_run(whole, tmp_path):
+    """After the update that reaches it; the updates before are those of a run without it."""
+    tokens = [line["reply_tokens"] * 6 for line in lines(whole / "metrics.jsonl")]
+    budget = round(tokens[0]) + 1  # more than the first update's
+    ended = whole_run(tmp_path, "budget", *ONE_TIER, "--sampled-tokens", budget)
+    assert timeless(ended / "metrics.jsonl") == timeless(whole / "metrics.jsonl")[:2]
+    assert read(ended / "summary.json")["updates"] == 2
+
+
+def test_a_teacher_like_the_policy_teaches_nothing_and_another_tokenizer_is_refused(tmp_path):
+    same = ["--teacher", "pico_base", "--sft-steps", 0, "--updates", 1]
+    folder = whole_run(tmp_path, "same", *ONE_TIER, *same)
+    assert abs(read(folder / "metrics.jsonl")["loss"]) < 1e-5  # minus the mean of log p / p
+    other = tmp_path / "other"
+    shutil.copytree(settings.MODELS / "pico_base", other)
+    tokenizer = read(other / "tokenizer.json")
+    tokenizer["model"]["vocab"][-1][0] = "qzqzqz"
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    told = run(*ONE_TIER, "--teacher", other, "--runs", tmp_path)
+    assert told.returncode == 1 and f"--teacher {other}: it has another tokenizer" in told.stderr
+
+
 def test_other_tiers_are_evaluated_too(tmp_path):
     folder = whole_run(tmp_path, "tiers", *TINY, "--updates", 1, "--eval-n", 2)
     assert set(read(folder / "summary.json")["eval"]) == {f"tier {t}" for t in (2, 3, 5, 6)}
