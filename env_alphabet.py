@@ -284,10 +284,10 @@ class Alphabet:
     max_names: int = 4
     similarity_power: float = 8.0  # the given order (similarity 0.66) earns 0.08
     power_per_turn: bool = False  # raise each turn, then average; or raise the mean
-    # With power_per_turn: is each reply judged by the rewards from its turn on?
-    credit_per_turn: bool = False
     think: bool = True  # may the replies think before they answer?
     style: str = "states"  # how the expert answers, one of STYLES
+    # With power_per_turn: is each reply judged by the rewards from its turn on?
+    credit_per_turn: bool = False
     tools: ClassVar[None] = None  # no tool calls here; not a setting
 
     def __post_init__(self):
