@@ -168,15 +168,14 @@ class Swarm:
     # Costs this times the share of turns lost to errors; train.py sets 0.5 for a small
     # model.
     error_penalty: float = 0.0
-    credit_per_turn: bool = (
-        False  # does an error cost its own turn and those before it?
-    )
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
     # How the economy sees whether a deal is good, and pays for it.
     proxy_noise: float = Economy.proxy_noise  # 0: it knows p
     gate: str = Economy.gate  # one of GATES
     recalibrate: bool = False  # are noisy readings corrected by outcomes seen before?
+    # Does an error cost the turns up to its own, and no later one?
+    credit_per_turn: bool = False
     max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 
     def __post_init__(self):
