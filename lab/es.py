@@ -12,6 +12,7 @@ import torch
 import tyro
 
 import settings
+from bookkeeping import refusals
 from bookkeeping.run import commit
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import cpu_name
@@ -19,7 +20,7 @@ from fast.sampler import TorchSampler
 from lab.study import read_tables
 from lab.tables import RESULTS, ROOT, digits, keep
 from learn.es import evolve
-from policy import load_policy
+from policy import PICO, load_policy
 from rollout import play
 from sft import sft
 
@@ -30,11 +31,12 @@ MEMBERS, TASKS = 16, 4  # perturbed policies per update, and tasks that each of 
 def train(flags: str, seed: int, sigma: float, lr: float) -> tuple:
     """(play greedily: (first seed, n) -> exact answers, tokens that were sampled)."""
     cfg, _ = settings.command_line([*flags.split(), "--seed", f"{seed}"])
-    policy = load_policy(settings.PICO, cfg.lora_rank, cfg.lora_alpha, "cpu", seed)
-    cfg = settings.complete(cfg, policy.n_parameters, settings.PICO, {})
+    refusals.check(cfg)  # fills in what depends on the environment
+    policy = load_policy(str(PICO), cfg.lora_rank, cfg.lora_alpha, "cpu", seed)
+    cfg = settings.complete(cfg, policy.n_parameters, str(PICO), {"micro_tokens": 4096})
     new_env = partial(settings.make_env, cfg, cfg.difficulty)
     with policy.learning():
-        sft(policy, lambda: new_env(), settings.sft_seeds(cfg), cfg)
+        sft(policy, new_env, settings.sft_seeds(cfg), cfg)
     sampler, sampled, update = TorchSampler(policy), 0, 0
 
     def episodes_of(seeds: list[int], temperature: float) -> list:

@@ -65,6 +65,7 @@ ARM = {
     "of": "",
     "begun": 0,
     "best_of": 1,
+    "draws": 1,
     "player": "",
 }
 # With --max-staleness these are kept of each update: they say what speed made of the lag.
@@ -136,9 +137,13 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
         sampler = Begun(sampler, policy, arm["begun"])
         make_env = partial(sampler.watch, make_env)
         batches = [[number] for number in seeds]
-    for how in ["sampled"] if arm["best_of"] > 1 else table.decodings:
-        how_drawn = (arm["best_of"], cfg.max_tokens, float(how == "sampled"), seed)
+    many = max(arm["best_of"], arm["draws"])
+    for how in ["sampled"] if many > 1 else table.decodings:
+        how_drawn = (many, cfg.max_tokens, float(how == "sampled"), seed)
         played = [play(policy, sampler, make_env, batch, *how_drawn) for batch in batches]
+        if arm["draws"] > 1:  # of each task: how many of its samples are right
+            right = [sum(e.components["exact"] for e in g) for groups in played for g in groups]
+            return {"sampled": {"exact": digits(right)}}
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
     return found
@@ -214,8 +219,9 @@ class Table:
             mean = float(numbers(result["development"]["final"]).mean())
             kept["swept"][setting] = {"development": mean, "work": result["work"]}
             self.keep(name, kept)
-        mean_of = lambda setting: kept["swept"][setting]["development"]
-        best = max(kept["swept"], key=mean_of, default="")  # the first of equals, the cheapest
+        swept = self.kept(arm["of"] or name)["swept"]
+        mean_of = lambda setting: swept[setting]["development"]
+        best = max(swept, key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
         kept["planned"] = min(self.seeds, arm["seeds"])
         missing = range(len(kept["seeds"]), min(seeds, kept["planned"]))

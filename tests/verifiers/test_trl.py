@@ -17,6 +17,7 @@ trl = pytest.importorskip("trl", reason="not installed here; `make test-all` doe
 
 import grpo
 import settings
+from batch import BANDS
 from bookkeeping import refusals
 from bridges import trl as bridge
 from policy import PICO, PICO_SWARM, Sample, load_policy
@@ -90,6 +91,13 @@ def test_a_loss_is_clipped_where_ours_is(loss):
     low, high = grpo.LOSSES[loss].clip
     top = args["epsilon_high"] if args["loss_type"] == "cispo" else 1 + args["epsilon_high"]
     assert (1 - args["epsilon"], top) == (1 - low, 1 + high)
+
+
+def test_our_masks_are_trls_default():
+    default = {name: f.default for name, f in trl.GRPOConfig.__dataclass_fields__.items()}
+    mode = default["vllm_importance_sampling_mode"]
+    low = default["vllm_importance_sampling_clip_min"] or 0.0
+    assert BANDS[mode] == (low, default["vllm_importance_sampling_clip_max"])
 
 
 @pytest.mark.parametrize(
