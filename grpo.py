@@ -180,6 +180,19 @@ def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tens
     return constant * batch.advantages * output.logprobs
 
 
+def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
+    """ratio · A, [M], or 0 if the token's probability has moved too far towards A.
+
+    Qi et al. 2026, "Rethinking the Trust Region in LLM RL", eq. 11 to 13 (binary total
+    variation): the clip bounds the difference of two probabilities, not their ratio, so
+    rare tokens may move by more and likely ones by less than in PPO.
+    """
+    low, high = clip
+    moved = output.logprobs.detach().exp() - batch.old_logprobs.exp()  # [M]
+    too_far = torch.where(batch.advantages > 0, moved > high, moved < -low)
+    return (ratio * batch.advantages).masked_fill(too_far, 0.0)
+
+
 @dataclass(frozen=True)
 class Loss:
     """A row of LOSSES.
@@ -189,7 +202,8 @@ class Loss:
                   called again without the clip, to log what the clip does
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
-    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]
+    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]; or what else
+                  `gain` makes of it
     weight        of a token, with N episodes in the batch, S sampled tokens in the
                   batch, and L in the token's own episode:
                   "episode", 1 / (N · L): every episode weighs the same;
@@ -233,6 +247,8 @@ LOSSES = {
     "cispo": Loss(cispo, clip=(1.0, 0.28)),
     # Tajwar 2026, with grpo's clip and weights, so that only the division differs
     "maxrl": Loss(clipped_surrogate, weight="episode", divide="mean"),
+    # Qi 2026, with prime-rl's limits
+    "dppo": Loss(dppo, clip=(0.1, 0.1)),
 }
 
 

@@ -111,7 +111,8 @@ class Config:
     num_tasks: int | None = None  # groups per update; by environment
     # samples per group: more of them find a rare good answer more often; by model size
     k: int | None = None
-    # reinforce, grpo, dr_grpo, dapo, gspo, cispo or maxrl: side by side in grpo.py
+    # reinforce, grpo, dr_grpo, dapo, gspo, cispo, maxrl or dppo: side by side in
+    # grpo.py
     loss: str = "grpo"
     baseline: str = "group"  # what a reward is compared with: group, batch or none
     # divide advantages by the group's standard deviation (maxrl by its mean, dr_grpo

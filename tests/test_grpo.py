@@ -380,6 +380,12 @@ def test_the_kl_term_is_k3(load, loss, lora_rank, temperature):
         ("cispo", 2.0, 1.0, -1.28),  # the weight is clipped, the gradient is not
         ("cispo", 0.1, -1.0, 0.1),  # no lower bound
         ("reinforce", 5.0, 2.0, -2.0),  # no ratio at all
+        # The token had probability 0.135. DPPO limits the difference to 0.1 …
+        ("dppo", 1.5, 1.0, -1.5),  # … so a rare token's ratio may leave PPO's range,
+        ("dppo", 1.8, 1.0, 0.0),  # up to 0.235, and
+        ("dppo", 0.5, -1.0, 0.5),
+        ("dppo", 0.2, -1.0, 0.0),  # down to 0.035;
+        ("dppo", 1.8, -1.0, 1.8),  # what went the wrong way is pulled back
     ],
 )
 def test_the_slope_of_one_token_by_hand(loss, ratio, advantage, slope):
