@@ -130,7 +130,7 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
     """At a batch's first pass: what the ratio divides by, and what its samples weigh.
 
     If the weights that sampled are those that are trained, skip this: every ratio is 1,
-    and all four ways are the same. Samples may also come from an older policy
+    and all ways are the same. Samples may also come from an older policy
     (--async-rollouts), or from the same weights computed in another way (vLLM in
     bfloat16). --importance chooses how they are corrected:
 
@@ -142,13 +142,12 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
                    importance sampling (Espeholt et al. 2018, §4.1)
         sequence   as token, with the ratio of the whole episode: unbiased up to the
                    cap, and far noisier
-
         token_mask, sequence_mask
                    the ratio without a cap; a token or an episode whose ratio is outside
                    of BANDS weighs nothing, as the trainer would not have drawn it
 
-    In the last four the weight is a constant and the clip bounds only this update's own
-    steps (Hilton et al. 2022, §3). The default depends on the model and on
+    In all but clip, the clip bounds only this update's own steps (Hilton et al. 2022,
+    §3), and the weight is a constant. The default depends on the model and on
     --async-rollouts; docs/hardware.md says what each did.
 
     Sets batch.old_logprobs and batch.importance, [M] each, for all epochs, and
@@ -167,7 +166,7 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
 def importance_weights(
     level: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
 ) -> torch.Tensor:
-    """min(π / π_sampler, cap) of each sampled token, [M]; or a mask of BANDS.
+    """What each sampled token weighs, [M]: 1, min(π / π_sampler, cap), or a mask.
 
     log_ratio [M] is log π - log π_sampler, episode_of [M] says which episode a token is
     in. level "token" takes the ratio of the token, "sequence" that of its whole episode
@@ -176,9 +175,8 @@ def importance_weights(
     """
     if level in ("clip", "none"):
         return torch.ones_like(log_ratio)
-    if level.startswith(
-        "sequence"
-    ):  # the product over an episode's tokens, all turns together
+    if level.startswith("sequence"):
+        # the product over an episode's tokens, all turns together
         n = int(episode_of.max()) + 1
         total = log_ratio.new_zeros(n).index_add(0, episode_of, log_ratio)  # [n]
         log_ratio = total[episode_of]

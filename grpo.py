@@ -15,14 +15,15 @@ policy either. There is one optimizer step per batch by default, so the importan
 (how likely a token is now, divided by how likely it was when it was sampled) is 1 and
 clipping never acts.
 
-Watch the reward and grad_norm, not the printed loss. With grpo that is minus the mean
-advantage, so it is about 0 in every update, while its gradient is not. Every loss has
-this form:
+Watch the reward and grad_norm, not the printed loss. The ratio is 1, so grpo's loss is
+minus the mean advantage: about 0 in every update, while its gradient is not. Every loss
+has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
-The gain is what a token contributes: with reinforce, its advantage times its log-prob.
-The weight is 1 over the number of sampled tokens, say. LOSSES is the table of both.
+The *gain* is what we want more of: with reinforce, a token's advantage times its
+log-prob. A gain is maximised; the minus is added for you. The *weight* says how much a
+token counts, for example 1 / (number of sampled tokens). LOSSES is the table of both.
 Weights are computed once, over the whole batch, so cutting it into micro-batches cannot
 change the gradient.
 
@@ -47,14 +48,9 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     """Set Episode.advantages, one number per sampled token, for a batch of groups.
 
     An episode's advantage is how much better it was than its group; all its tokens
-    share it. Failed episodes get 0, and do not count in the means.
-
-    If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
-    by the rewards from that turn on: what came before it cannot be its merit (Shao et
-    al. 2024, §4.1.3). The paper compares each turn's reward with the group's and then
-    adds up; here we add up first, so that a reward which is all paid in the last turn
-    counts alike in every turn. An episode with fewer turns than others of its group is
-    compared by its last one.
+    share it. Failed episodes get 0, and do not count in the means. The loop is over the
+    turns of an episode. In letters there is one; with several, they differ only if the
+    environment pays each turn (reward_from).
     """
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). --no-normalize drops it; that paper's loss, dr_grpo, never
@@ -64,7 +60,7 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
         e.advantages = []
-    for turn in range(max(map(len, lengths))):  # in letters there is one
+    for turn in range(max(map(len, lengths))):
         rewards = [[reward_from(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
         advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
@@ -75,7 +71,15 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
 
 
 def reward_from(e: Episode, turn: int) -> float:
-    """What an episode earned from this turn on; NaN if its environment failed."""
+    """What an episode earned from this turn on; NaN if its environment failed.
+
+    If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
+    by the rewards from that turn on: what came before it cannot be its merit (Shao et
+    al. 2024, §4.1.3). The paper compares each turn's reward with the group's and then
+    adds up; here we add up first, so that a reward which is all paid in the last turn
+    counts alike in every turn. An episode with fewer turns than others of its group is
+    compared by its last one: turn_rewards [3, 1] count as 1 in a third turn, too.
+    """
     if not has_score(e):
         return math.nan
     if not e.turn_rewards:
@@ -128,29 +132,6 @@ def group_advantages(
     return centered.float()
 
 
-def learn_from_teacher(
-    teacher: Policy, groups: list[list[Episode]], cfg, how: How = PLAIN
-) -> None:
-    """On-policy distillation: set each token's advantage to log p_teacher - log p.
-
-    The student has sampled the tokens, a teacher judges each of them, and the sum over
-    tokens of the expected advantage is -KL(student || teacher): Agarwal et al. 2024,
-    "On-Policy Distillation of Language Models", with the estimate of Lu 2025
-    (thinkingmachines.ai/blog/on-policy-distillation). The reward is only logged. Both
-    must have the same tokenizer and read the same prompt (--teacher refuses others).
-    """
-    episodes = [e for group in groups for e in group if has_score(e)]
-    for rows in cut(episodes, cfg.micro_tokens, how.shares_prompts):
-        part = [episodes[n] for n in rows]
-        batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
-        ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
-        with torch.no_grad():
-            there = how.forward(teacher, ids, mask, cfg.temperature, False)
-        gaps = there.logprobs - batch.sampler_logprobs  # [M]
-        for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
-            e.advantages = gap.tolist()
-
-
 # ------------------------------------------------------------------------------- losses
 
 
@@ -159,9 +140,8 @@ def clipped_surrogate(
 ) -> torch.Tensor:
     """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
 
-    output: what the policy says with its present weights. A token that is already much
-    likelier than it was gains no more from getting likelier still: beyond the clip its
-    gradient is 0.
+    A token that is already much likelier than it was gains no more from getting
+    likelier still: beyond the clip its gradient is 0.
     """
     low, high = clip
     limited = ratio.clamp(1 - low, 1 + high)  # [M]
@@ -198,8 +178,8 @@ class Loss:
     """A row of LOSSES.
 
     gain          what a token contributes: a function as above, (batch, output, ratio,
-                  clip) -> [M]. batch: a micro-batch. It has no side effects: it is
-                  called again without the clip, to log what the clip does
+                  clip) -> [M], of a micro-batch, to be maximised. It is called again
+                  without the clip (to_log), so it must have no side effects
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
     clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]; or what else
@@ -321,7 +301,7 @@ def weigh(
     if cfg.kl > 0 or spec.needs_logits or spec.whole_groups:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
-    # episode needs no forward pass. It is skipped, but was counted in N.
+    # episode needs no forward pass. It is left out now, but was counted in N above.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 
@@ -348,7 +328,7 @@ def micro_batches(
     # Dealt out in turn, the shortest first: each process gets some of every length.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = how.deal(by_length)
-    # If the prompt of a group is computed once, its tokens count once in micro_tokens.
+    # A prompt that is read once counts once in micro_tokens.
     shared = how.shares_prompts and not spec.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
@@ -422,6 +402,32 @@ def to_log(spec: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
         "clipped": gain != unclipped,  # does the clip act on it?
         "kl": kl.detach(),
     }
+
+
+# -------------------------------------------------- in place of rewards: a teacher
+
+
+def learn_from_teacher(
+    teacher: Policy, groups: list[list[Episode]], cfg, how: How = PLAIN
+) -> None:
+    """On-policy distillation: set each token's advantage to log p_teacher - log p.
+
+    The student has sampled the tokens, a teacher judges each of them, and the sum over
+    tokens of the expected advantage is -KL(student || teacher): Agarwal et al. 2024,
+    "On-Policy Distillation of Language Models", with the estimate of Lu 2025
+    (thinkingmachines.ai/blog/on-policy-distillation). The reward is only logged. Both
+    must have the same tokenizer and read the same prompt (--teacher refuses others).
+    """
+    episodes = [e for group in groups for e in group if has_score(e)]
+    for rows in cut(episodes, cfg.micro_tokens, how.shares_prompts):
+        part = [episodes[n] for n in rows]
+        batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
+        ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
+        with torch.no_grad():
+            there = how.forward(teacher, ids, mask, cfg.temperature, False)
+        gaps = there.logprobs - batch.sampler_logprobs  # [M]
+        for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
+            e.advantages = gap.tolist()
 
 
 if __name__ == "__main__":

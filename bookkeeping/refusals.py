@@ -142,6 +142,11 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         lambda c, x: LOSSES[x].whole_groups and parallel.world() > 1,
         "it compares the episodes of a group, which several processes share; use one process",
     ),
+    (
+        "loss",
+        lambda c, x: LOSSES[x].divide == "mean" and not c.normalize,
+        "it is grpo but for its division; leave out --no-normalize",
+    ),
     ("importance", number(lambda x: x in IMPORTANCE), f"choose {', '.join(IMPORTANCE)}"),
     (
         "preset",

@@ -25,7 +25,7 @@ import numpy as np
 
 import metrics
 from bookkeeping import logs
-from bookkeeping.compare import by_variance, holm, small, variance_of_mean
+from bookkeeping.compare import by_variance, differ, holm, small, variance_of_mean
 from bookkeeping.doctor import ILLNESSES, cure
 from env_letters import make_task
 from lab import claims
@@ -210,6 +210,25 @@ def difference(
     return less(*(scores(arms[name], measure, how, world) for name in (a, b)), level)
 
 
+def with_p(rows: list[dict], ours: str) -> list[dict]:
+    """Each row with p: that its arm and `ours` are equally often right, by Holm over all rows."""
+    found = {row["name"]: np.array(scores(row)) for row in rows}
+    others = [name for name in found if name != ours]
+    corrected = holm([differ(found[ours], found[name])[1] for name in others])
+    p = dict(zip(others, map(small, corrected)))
+    return [row | {"p": p.get(row["name"], "")} for row in rows]
+
+
+def rate(arm: dict) -> str:
+    """The learning rate that was best on development tasks."""
+    return re.findall(r"--lr (\S+)", arm["settings"])[-1]
+
+
+def tokens(kind: str) -> Cell:
+    """An arm's mean number of tokens, in thousands."""
+    return lambda arm: f"{np.mean([s['tokens'][kind] for s in arm['seeds']]) / 1e3:.0f}"
+
+
 def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()) -> Cell:
     """An arm minus the row's arm, in points if a share. The rows in `but` have none."""
 
@@ -353,6 +372,49 @@ TABLES: dict[str, Callable[[], str]] = {
             "exactly right": exact(),
             "GRPO minus this": gain("grpo", but=("begun", "best_of", "base")),
             "work": work,
+        },
+    ),
+    "recipe": lambda: made(  # each ingredient beside the default
+        with_p(
+            arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1", "all_weights"), "grpo"
+        ),
+        {
+            "letters, tier 6": "{what}",
+            "seeds": seeds,
+            "rate": rate,
+            "exactly right": bold(exact()),
+            "sampled": exact("sampled"),
+            "GRPO minus this": gain("grpo"),
+            "p": "{p}",
+            "tokens sampled, trained on, thousands": lambda arm: (
+                f"{tokens('sampled')(arm)}, {tokens('trained')(arm)}"
+            ),
+        },
+    ),
+    "recipe_turns": lambda: made(
+        with_p(arms("recipe", "per_episode", "per_turn"), "per_episode"),
+        {
+            "alphabet, three turns": "{what}",
+            "seeds": seeds,
+            "rate": rate,
+            "all lists right": exact(),
+            "sampled": exact("sampled"),
+            "the first minus this": gain("per_episode"),
+            "p": "{p}",
+        },
+    ),
+    "recipe_passes": lambda: made(  # does MaxRL keep more ways open?
+        [
+            {"of": 128, "k": k}
+            | {arm["name"]: [[*map(int, s)] for s in scores(arm, how="sampled")] for arm in rows}
+            for rows in [arms("recipe", "start_draws", "grpo_draws", "maxrl_draws")]
+            for k in (1, 8, 32, 128)
+        ],
+        {
+            "letters, sampled at temperature 1": "pass@{k}",
+            "after SFT": passed("start_draws"),
+            "GRPO": passed("grpo_draws"),
+            "MaxRL": passed("maxrl_draws"),
         },
     ),
     "why_letters": lambda: made(  # who samples: the start, or the policy as it is

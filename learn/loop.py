@@ -2,23 +2,34 @@
 
     python -m learn.loop MODEL UPDATES      (MODEL: a folder or a hub id)
 
-train.py is this loop with speed (fast/) and records (bookkeeping/) plugged in. Copied beside the
-chapters, swarm/ and models/pico_base, it runs in any folder: `python loop.py`.
+Copied to an empty folder beside batch.py, chat.py, env_letters.py, grpo.py, policy.py, rollout.py,
+settings.py and models/pico_base, it runs there: `python loop.py`. train.py is this loop with a
+table of losses (grpo.update), speed (fast/) and records (bookkeeping/).
 """
 
 import sys
 from functools import partial
 
+import torch
+
+from batch import collate, cut
 from env_letters import Letters
-from grpo import compute_advantages, update
-from policy import PICO, PlainSampler, adam, load_policy, set_learning_rate
+from grpo import compute_advantages
+from policy import (
+    PICO,
+    PlainSampler,
+    adam,
+    load_policy,
+    plain_forward,
+    set_learning_rate,
+    take_step,
+)
 from rollout import play
 from settings import Config, learning_rate, task_seeds
 
-# What you might change first: the task, the number of answers to it, the loss.
+# What you might change first: the task, the number of answers to it, the rate.
 new_env = partial(Letters, difficulty=2, reward_kind="binary", think=True, style="states")
-cfg = Config(num_tasks=4, k=8, loss="grpo", lr=3e-4, max_tokens=64, micro_tokens=4096)
-cfg.importance = "clip"
+cfg = Config(num_tasks=4, k=8, lr=3e-4, max_tokens=64, micro_tokens=4096)
 
 
 def main(model: str = str(PICO), updates: str = "20") -> None:
@@ -36,13 +47,30 @@ def main(model: str = str(PICO), updates: str = "20") -> None:
         # 3 learn
         set_learning_rate(optimizer, learning_rate(cfg, number))
         with policy.learning():
-            result = update(policy, optimizer, episodes, cfg)
+            grad_norm = learn(policy, optimizer, episodes)
         # 4 look
         reward = sum(e.reward for e in episodes) / len(episodes)
-        print(f"update {number + 1}  reward {reward:.2f}  grad_norm {result.grad_norm:.2f}")
+        print(f"update {number + 1}  reward {reward:.2f}  grad_norm {grad_norm:.2f}")
         failed = [e.error for e in episodes if e.stop_reason == "error"]
         if failed:  # an environment raised ValueError or EnvironmentFailed
             print(f"  {len(failed)} episodes failed: {failed[0]}")
+
+
+def learn(policy, optimizer, episodes: list) -> float:
+    """One step of the optimizer; returns the norm of its gradient."""
+    optimizer.zero_grad()
+    n, total = sum(e.reply_tokens for e in episodes), 0.0
+    differ = [e for e in episodes if any(e.advantages)]  # the others teach nothing
+    for rows in cut(differ, cfg.micro_tokens):  # pieces that fit into memory
+        part = [differ[i] for i in rows]
+        batch = collate(part, policy.tokenizer.pad_token_id, policy.device)
+        advantages = torch.tensor([a for e in part for a in e.advantages], device=policy.device)
+        output = plain_forward(policy, batch.ids, batch.mask, cfg.temperature)  # of M tokens
+        # Any loss can stand here: output has logprobs [M], entropy [M] and logits [M, V].
+        loss = -(advantages * output.logprobs).sum() / n
+        loss.backward()  # the gradients of the pieces add up
+        total += loss.item()
+    return take_step(policy, optimizer, total)[1]
 
 
 if __name__ == "__main__":
