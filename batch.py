@@ -53,7 +53,8 @@ def collate(episodes: list, pad: int, device) -> Batch:
     ids = padded(texts, padding_value=pad)  # [N, T]
     shifted = [torch.tensor(e.sampled[1:], dtype=torch.bool) for e in episodes]
     mask = padded(shifted)  # [N, T-1]
-    # A first token is never sampled, so `sampled` and `mask` pick the same tokens.
+    # A first token is never sampled, so `sampled` and `mask` pick the same tokens, in
+    # the same order.
     logprobs = [
         logprob
         for e in episodes
@@ -74,10 +75,12 @@ def cut(
 ) -> list[list[int]]:
     """Indices of episodes, cut into pieces of rows · longest <= max_tokens.
 
-    One episode may be longer. shared: a prompt that rows share is run once, so it
-    counts once, and each row counts only what follows it. A group is then cut only if
-    it is too large by itself, because each of its parts reads the prompt again.
-    whole: a group is never cut, however large.
+    Three episodes of 5, 4 and 9 tokens, at most 10 -> [[1, 0], [2]]: two rows padded to
+    5, then one of 9. A single episode may be longer than max_tokens.
+
+    shared: a prompt that rows share is run once, so it counts once, and each row counts
+    only what follows it. A group is then cut only if it is too large by itself, because
+    each of its parts reads the prompt again. whole: a group is never cut.
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]

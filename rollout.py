@@ -4,14 +4,14 @@
          -> reply ids -> text -> env.step -> messages -> …
 
 The one rule is *token-exact*: we train on exactly the tokens that were sampled. A
-reply's tokens are kept as they are: never decoded and tokenized again (they may come
-out differently), never rendered again (Qwen3's template drops the thinking of earlier
-turns). What the environment says next is rendered alone, and appended. batch.py makes
-the mask of the loss from `sampled`.
+reply is never decoded and tokenized again, because it may come out as other tokens. It
+is never rendered again: Qwen3's template would drop the thinking of earlier turns. What
+the environment says next is rendered alone, and appended. batch.py makes the mask of
+the loss from `sampled`.
 
-A run also logs `mismatch`, how far the trainer's log-probs are from the sampler's. Both
-compute them from the same weights, only in a different order. If they differ by more
-than rounding, there is a mistake.
+A run also logs `mismatch` (bookkeeping/columns.py): how far the trainer's log-probs are
+from the sampler's. Both compute them from the same weights, only in a different order.
+If they differ by more than rounding, there is a mistake.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
@@ -62,6 +62,7 @@ class Episode:
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
+    # For samples of an older policy (batch.correct_for_age); leave them for later.
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
     messages: list[dict] = field(default_factory=list)  # as text, to read
@@ -154,15 +155,14 @@ def sample_each(
 
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
-    # The sampler can keep what it has computed for a conversation; the next turn then
-    # reads only what is new. That is useless if an episode is always one turn. (An
-    # environment without max_turns does not say.)
+    # Keep the sampler's cache if the episode may have another turn, which then reads
+    # only what is new. (An environment without max_turns does not say.)
     keep = getattr(players[0].env, "max_turns", None) != 1
     limits = (max_tokens, temperature)
     replies: dict[int, Sample] = {}  # {id of a player: its reply}
     groups = with_one_prompt(players)
-    # A call samples k replies to each prompt. Usually there is one call; if some
-    # episodes have ended, groups differ in size, and there is one call for each size.
+    # A call samples k replies to each prompt. In letters there is one call. In later
+    # turns groups may differ in size, as some episodes have ended: a call per size.
     for k in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == k]
         prompts = [group[0].episode.token_ids for group in same]
@@ -177,7 +177,7 @@ def sample_each(
 def with_one_prompt(players: list[Player]) -> list[list[Player]]:
     """Players who go on from the same tokens together: these are read only once.
 
-    One who has a cache has read its own, and stays alone.
+    One who has a cache goes on from it, alone.
     """
     groups: dict[object, list[Player]] = {}
     for player in players:
@@ -222,7 +222,7 @@ def open_group(
     if not ready:
         return group
     opening, env = ready[0].episode.messages, ready[0].env
-    # Outside of end_on_failure: a template that fails here would fail for every task.
+    # Not in end_on_failure: a template that fails here would fail for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     alike = all(p.episode.messages == opening for p in ready)
     problem = "" if alike else "two openings, and a group must share one task"

@@ -62,9 +62,9 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         run.log_sft(result)
         run.warn(refusals.prompt_warnings(policy, cfg))  # if SFT has other prompts
         run.save(policy, optimizer, how)  # a resumed run need not do SFT again
-    if state.updates == 0:  # a run that was killed before this resumes here
+    if state.updates == 0:  # a run that was killed after SFT resumes here
         evaluate("after_sft")
-    reference = run.reference(policy)  # what --kl compares with
+    reference = run.reference(policy)  # what --kl compares with; None without --kl
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
     print(f"{healthy_values(cfg)}; …s + …s are the times to sample and to train")

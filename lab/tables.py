@@ -349,7 +349,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
             sft_states="the same demonstrations, for as many tokens as RL",
-            rft="the warm-up's own right answers, drawn and imitated once",
+            rft="the warm-up's own right answers, drawn once and imitated",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
         ),
@@ -361,7 +361,7 @@ TABLES: dict[str, Callable[[], str]] = {
             start="warm-up: 100 answers",
             more_sft="the same answers for longer",
             grpo="**RL after the warm-up**",
-            way_start="100 worked examples, no RL, longer replies",
+            way_start="100 worked examples, no RL (64 tokens per reply; others 16)",
         ),
     ),
     "letters_arms": lambda: made(  # GRPO beside what might do as well

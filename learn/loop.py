@@ -36,11 +36,10 @@ def main(model: str = str(PICO), updates: str = "20") -> None:
     cfg.updates = int(updates)
     policy = load_policy(model, cfg.lora_rank, cfg.lora_alpha)
     sampler, optimizer = PlainSampler(policy), adam(policy, cfg.lr)
+    limits = (cfg.k, cfg.max_tokens, cfg.temperature)
     for number in range(cfg.updates):
         # 1 sample: k episodes of each task
-        seeds = task_seeds(cfg, number)
-        limits = (cfg.max_tokens, cfg.temperature)
-        groups = play(policy, sampler, new_env, seeds, cfg.k, *limits, sample_seed=number)
+        groups = play(policy, sampler, new_env, task_seeds(cfg, number), *limits, number)
         episodes = [e for group in groups for e in group]
         # 2 compare each with its group
         compute_advantages(groups, cfg)
@@ -50,10 +49,8 @@ def main(model: str = str(PICO), updates: str = "20") -> None:
             grad_norm = learn(policy, optimizer, episodes)
         # 4 look
         reward = sum(e.reward for e in episodes) / len(episodes)
-        print(f"update {number + 1}  reward {reward:.2f}  grad_norm {grad_norm:.2f}")
-        failed = [e.error for e in episodes if e.stop_reason == "error"]
-        if failed:  # an environment raised ValueError or EnvironmentFailed
-            print(f"  {len(failed)} episodes failed: {failed[0]}")
+        errors = {e.error for e in episodes} - {""}  # a failed episode says why
+        print(f"update {number + 1}  reward {reward:.2f}  grad_norm {grad_norm:.2f}", *errors)
 
 
 def learn(policy, optimizer, episodes: list) -> float:
@@ -62,12 +59,11 @@ def learn(policy, optimizer, episodes: list) -> float:
     n, total = sum(e.reply_tokens for e in episodes), 0.0
     differ = [e for e in episodes if any(e.advantages)]  # the others teach nothing
     for rows in cut(differ, cfg.micro_tokens):  # pieces that fit into memory
-        part = [differ[i] for i in rows]
-        batch = collate(part, policy.tokenizer.pad_token_id, policy.device)
-        advantages = torch.tensor([a for e in part for a in e.advantages], device=policy.device)
+        batch = collate([differ[i] for i in rows], policy.tokenizer.pad_token_id, policy.device)
         output = plain_forward(policy, batch.ids, batch.mask, cfg.temperature)  # of M tokens
+        advantages = torch.tensor([a for e in batch.episodes for a in e.advantages])  # [M]
         # Any loss can stand here: output has logprobs [M], entropy [M] and logits [M, V].
-        loss = -(advantages * output.logprobs).sum() / n
+        loss = -(advantages.to(policy.device) * output.logprobs).sum() / n
         loss.backward()  # the gradients of the pieces add up
         total += loss.item()
     return take_step(policy, optimizer, total)[1]
