@@ -1,15 +1,17 @@
-"""Evolution strategies (learn/es.py) beside the arms of results/recipe.json.
+"""RL without a backward pass: perturb the weights, play, move to where more was earned.
 
-    python -m lab.es
+    python -m lab.es        # beside the arms of results/recipe.json: the same SFT, tasks and tokens
 
-The same SFT, tasks and number of sampled tokens as the table's other arms. Sizes are swept with
-seed 0 on development tasks; the best is played on held-out tasks with each of five seeds.
+Evolution strategies (Salimans et al. 2017, arXiv 1703.03864; for language models Qiu et al. 2025,
+arXiv 2509.24372). Nothing is differentiated, so any reward of a whole policy will do, and sampling
+is all that it costs. Sizes are swept with seed 0 on development tasks; the best is played on
+held-out tasks with each of the table's seeds.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
-import tyro
 
 import settings
 from bookkeeping import refusals
@@ -19,8 +21,7 @@ from fast.machine import cpu_name
 from fast.sampler import TorchSampler
 from lab.study import read_tables
 from lab.tables import RESULTS, ROOT, digits, keep
-from learn.es import evolve
-from policy import PICO, load_policy
+from policy import PICO, Policy, load_policy
 from rollout import play
 from sft import sft
 
@@ -28,8 +29,33 @@ SIZES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.01, 0.03)]  # (sigma, lr
 MEMBERS, TASKS = 16, 4  # perturbed policies per update, and tasks that each of them plays
 
 
-def train(flags: str, seed: int, sigma: float, lr: float) -> tuple:
-    """(play greedily: (first seed, n) -> exact answers, tokens that were sampled)."""
+def evolve(policy: Policy, earn: Callable[[], float], seed: int, sigma: float, lr: float) -> None:
+    """One update. earn() plays with the policy's present weights: the mean reward.
+
+    sigma is a perturbation's standard deviation. lr is how far to move along the perturbations,
+    each weighted by its standardized reward.
+    """
+    noises, rewards = [seed * MEMBERS + n for n in range(MEMBERS)], []
+    for noise in noises:
+        move(policy, noise, sigma)
+        rewards.append(earn())
+        move(policy, noise, -sigma)
+    rewards = torch.tensor(rewards)  # [MEMBERS]
+    scores = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
+    for noise, score in zip(noises, scores.tolist()):
+        move(policy, noise, lr * score / MEMBERS)
+
+
+@torch.no_grad()
+def move(policy: Policy, seed: int, step: float) -> None:
+    """Add step · noise to all that learns. A seed's noise is drawn again, so none is stored."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in policy.trainable().values():
+        p += step * torch.randn(p.shape, generator=generator).to(p.device)
+
+
+def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, int]:
+    """((first seed, n) -> n exact answers, greedy; how many tokens were sampled)."""
     cfg, _ = settings.command_line([*flags.split(), "--seed", f"{seed}"])
     refusals.check(cfg)  # fills in what depends on the environment
     policy = load_policy(str(PICO), cfg.lora_rank, cfg.lora_alpha, "cpu", seed)
@@ -37,49 +63,41 @@ def train(flags: str, seed: int, sigma: float, lr: float) -> tuple:
     new_env = partial(settings.make_env, cfg, cfg.difficulty)
     with policy.learning():
         sft(policy, new_env, settings.sft_seeds(cfg), cfg)
-    sampler, sampled, update = TorchSampler(policy), 0, 0
+    sampler, tokens, update = TorchSampler(policy), [], 0
 
-    def episodes_of(seeds: list[int], temperature: float) -> list:
+    def played(seeds: list[int], temperature: float) -> list:
         sampler.sync(update)
         groups = play(policy, sampler, new_env, seeds, 1, cfg.max_tokens, temperature, update)
         return sum(groups, [])
 
     def earn() -> float:
-        nonlocal sampled
-        episodes = episodes_of(settings.task_seeds(cfg, update)[:TASKS], cfg.temperature)
-        sampled += sum(e.reply_tokens for e in episodes)
+        episodes = played(settings.task_seeds(cfg, update)[:TASKS], cfg.temperature)
+        tokens.append(sum(e.reply_tokens for e in episodes))
         return sum(e.reward for e in episodes) / len(episodes)
 
-    while sampled < cfg.sampled_tokens:
-        rewards = evolve(policy, earn, update, MEMBERS, sigma, lr)
+    while sum(tokens) < cfg.sampled_tokens:
+        evolve(policy, earn, update, sigma, lr)
         update += 1
-        print(f"seed {seed}  update {update}  reward {rewards.mean():.2f}  {sampled} tokens")
-    exact = lambda first, n: [
-        e.components["exact"] for e in episodes_of([first + i for i in range(n)], 0.0)
-    ]
-    return exact, sampled
+    exact = lambda e: e.components["exact"]
+    return lambda first, n: [*map(exact, played(range(first, first + n), 0.0))], sum(tokens)
 
 
-def main(threads: int = 1) -> None:
-    """Sweep, then five seeds, into results/recipe.json."""
-    torch.set_num_threads(threads)
+def main() -> None:
+    torch.set_num_threads(1)
     table = read_tables(ROOT / "runs")["recipe"]
-    arm = {"what": "evolution strategies: no backward pass", "swept": {}, "seeds": []}
-    for sigma, lr in SIZES:
-        exact, _ = train(table.flags, 0, sigma, lr)
-        found = exact(settings.DEV_SEEDS, 256)
-        arm["swept"][f"sigma {sigma} lr {lr}"] = {"development": sum(found) / 256}
-    means = [swept["development"] for swept in arm["swept"].values()]
-    best = SIZES[means.index(max(means))]  # the first of equals
-    arm |= {"settings": f"sigma {best[0]} lr {best[1]}", "planned": table.seeds}
+    mean = lambda size: sum(train(table.flags, 0, *size)[0](settings.DEV_SEEDS, 256)) / 256
+    swept = {size: mean(size) for size in SIZES}
+    best = max(swept, key=swept.get)  # the first of equals
+    sizes = {f"sigma {sigma} --lr {lr}": {"development": x} for (sigma, lr), x in swept.items()}
+    arm = {"what": "evolution strategies: no backward pass", "swept": sizes, "seeds": []}
+    arm |= {"settings": "sigma {} --lr {}".format(*best), "planned": table.seeds}
     for seed in range(table.seeds):
-        exact, sampled = train(table.flags, seed, *best)
-        world = {"tier 6": {"greedy": {"exact": digits(exact(HELD_OUT_SEEDS, 512))}}}
-        final = {"final": digits(exact(settings.DEV_SEEDS, 256))}
-        told = {"tokens": {"sampled": sampled}, "machine": cpu_name(), "commit": commit()}
-        arm["seeds"].append({"seed": seed, "held_out": world, "development": final} | told)
+        exact, tokens = train(table.flags, seed, *best)
+        held_out = {"tier 6": {"greedy": {"exact": digits(exact(HELD_OUT_SEEDS, 512))}}}
+        told = {"tokens": {"sampled": tokens, "trained": 0}, "machine": cpu_name()}
+        arm["seeds"].append({"seed": seed, "held_out": held_out, "commit": commit()} | told)
         keep(RESULTS / "recipe.json", {}, {"es": arm})
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main()
