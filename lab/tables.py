@@ -375,19 +375,17 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe": lambda: made(  # each ingredient beside the default
-        with_p(
-            arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1", "all_weights"), "grpo"
-        ),
+        with_p(arms("recipe", "grpo", "maxrl", "teacher", "minus", "es", "rank_1"), "grpo"),
         {
             "letters, tier 6": "{what}",
             "seeds": seeds,
             "rate": rate,
             "exactly right": bold(exact()),
-            "sampled": exact("sampled"),
+            "sampled": lambda arm: "" if arm["name"] == "es" else exact("sampled")(arm),
             "GRPO minus this": gain("grpo"),
             "p": "{p}",
-            "tokens sampled, trained on, thousands": lambda arm: (
-                f"{tokens('sampled')(arm)}, {tokens('trained')(arm)}"
+            "tokens sampled, trained on, thousands": lambda arm: ", ".join(
+                tokens(kind)(arm) for kind in ("sampled", "trained")
             ),
         },
     ),
