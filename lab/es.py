@@ -1,6 +1,6 @@
 """RL without a backward pass: perturb the weights, play, move to where more was earned.
 
-    python -m lab.es        # beside the arms of results/recipe.json: the same SFT, tasks and tokens
+    python -m lab.es        # results/es.json, beside recipe.json: the same SFT, tasks and tokens
 
 Evolution strategies (Salimans et al. 2017, arXiv 1703.03864; for language models Qiu et al. 2025,
 arXiv 2509.24372). Nothing is differentiated, so any reward of a whole policy will do, and sampling
@@ -96,7 +96,7 @@ def main() -> None:
         held_out = {"tier 6": {"greedy": {"exact": digits(exact(HELD_OUT_SEEDS, 512))}}}
         told = {"tokens": {"sampled": tokens, "trained": 0}, "machine": cpu_name()}
         arm["seeds"].append({"seed": seed, "held_out": held_out, "commit": commit()} | told)
-        keep(RESULTS / "recipe.json", {}, {"es": arm})
+        keep(RESULTS / "es.json", {"made_by": "python -m lab.es"}, {"es": arm})
 
 
 if __name__ == "__main__":

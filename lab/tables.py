@@ -210,13 +210,19 @@ def difference(
     return less(*(scores(arms[name], measure, how, world) for name in (a, b)), level)
 
 
-def with_p(rows: list[dict], ours: str) -> list[dict]:
-    """Each row with p: that its arm and `ours` are equally often right, by Holm over all rows."""
-    found = {row["name"]: np.array(scores(row)) for row in rows}
-    others = [name for name in found if name != ours]
-    corrected = holm([differ(found[ours], found[name])[1] for name in others])
-    p = dict(zip(others, map(small, corrected)))
-    return [row | {"p": p.get(row["name"], "")} for row in rows]
+def beside(rows: list[dict], ours: str, how: str) -> list[dict]:
+    """Each row with `ours` minus it and p, corrected by Holm over the rows that were played so."""
+    played = lambda row: how in next(iter(row["seeds"][0]["held_out"].values()))
+    of = {row["name"]: np.array(scores(row, how=how)) for row in rows if played(row)}
+    found = {name: differ(of[ours], theirs) for name, theirs in of.items() if name != ours}
+    p = dict(zip(found, map(small, holm([p for _, p, _ in found.values()]))))
+    text = {name: f"{found[name][0].points()}, p {p[name]}" for name in found}
+    return [row | {how: text.get(row["name"], "")} for row in rows]
+
+
+def ingredients() -> list[dict]:
+    """The default and what is compared with it on letters."""
+    return arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1") + arms("es")
 
 
 def rate(arm: dict) -> str:
@@ -224,9 +230,10 @@ def rate(arm: dict) -> str:
     return re.findall(r"--lr (\S+)", arm["settings"])[-1]
 
 
-def tokens(kind: str) -> Cell:
-    """An arm's mean number of tokens, in thousands."""
-    return lambda arm: f"{np.mean([s['tokens'][kind] for s in arm['seeds']]) / 1e3:.0f}"
+def tokens(arm: dict) -> str:
+    """Thousands of tokens sampled, and trained on after SFT; means over seeds."""
+    of = lambda kind: np.mean([seed["tokens"].get(kind, 0) for seed in arm["seeds"]]) / 1e3
+    return f"{of('sampled'):.0f}, {of('trained') - of('sft'):.0f}"
 
 
 def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()) -> Cell:
@@ -375,30 +382,25 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe": lambda: made(  # each ingredient beside the default
-        with_p(arms("recipe", "grpo", "maxrl", "teacher", "minus", "es", "rank_1"), "grpo"),
+        beside(beside(ingredients(), "grpo", "greedy"), "grpo", "sampled"),
         {
             "letters, tier 6": "{what}",
-            "seeds": seeds,
             "rate": rate,
-            "exactly right": bold(exact()),
-            "sampled": lambda arm: "" if arm["name"] == "es" else exact("sampled")(arm),
-            "GRPO minus this": gain("grpo"),
-            "p": "{p}",
-            "tokens sampled, trained on, thousands": lambda arm: ", ".join(
-                tokens(kind)(arm) for kind in ("sampled", "trained")
-            ),
+            "right, greedy": bold(exact()),
+            "GRPO minus this, greedy": "{greedy}",
+            "right, sampled": lambda arm: exact("sampled")(arm) if arm["name"] != "es" else "",
+            "GRPO minus this, sampled": "{sampled}",
+            "thousand tokens sampled, trained on": tokens,
         },
     ),
     "recipe_turns": lambda: made(
-        with_p(arms("recipe", "per_episode", "per_turn"), "per_episode"),
+        beside(arms("recipe", "per_episode", "per_turn"), "per_episode", "greedy"),
         {
-            "alphabet, three turns": "{what}",
-            "seeds": seeds,
+            "alphabet, three turns, 3 seeds": "{what}",
             "rate": rate,
-            "all lists right": exact(),
+            "all lists right, greedy": exact(),
+            "the first minus this": "{greedy}",
             "sampled": exact("sampled"),
-            "the first minus this": gain("per_episode"),
-            "p": "{p}",
         },
     ),
     "recipe_passes": lambda: made(  # does MaxRL keep more ways open?

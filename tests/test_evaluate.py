@@ -195,7 +195,7 @@ def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypa
     rollouts = MagicMock(batch=lambda update, level: rollouts.task_seeds(update))
     cfg = Config(num_tasks=3, eval_n=5, sft_steps=50, sft_batch=8, difficulty=2)
     shown = {"demonstrations": 11, "beyond_context": 0, "too_long": 0}
-    monkeypatch.setattr(train, "prepare", lambda *_: (cfg, MagicMock(), print, rollouts))
+    monkeypatch.setattr(train, "prepare", lambda *_: (cfg, MagicMock(), print, rollouts, None))
     monkeypatch.setattr(train, "how_to_compute", lambda *_: None)
     monkeypatch.setattr(train, "sft", lambda *_: shown)
     monkeypatch.setattr(train, "compute_advantages", lambda *_: None)

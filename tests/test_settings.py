@@ -100,6 +100,7 @@ REFUSED = [  # (flags, what is said)
     ({"baseline": "mean"}, "--baseline mean: choose group, batch, none"),
     ({"preset": "sede"}, "--preset sede: choose seed, swarm-published"),
     ({"loss": "reinforce", "epochs": 2}, "--loss reinforce: it has no importance ratio"),
+    ({"loss": "maxrl", "normalize": False}, "--loss maxrl: it is grpo but for its division"),
     ({"loss": "reinforce", "async_rollouts": 1, "importance": "clip"}, "no importance ratio"),
     ({"break_": "dropout", "env": "swarm"}, "--env swarm: --break makes its mistakes in letters"),
     ({"break_": "nothing"}, "--break nothing: choose learning-rate, "),
