@@ -82,9 +82,11 @@ def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: 
     if not updated.passes:
         return line
     first, last = (sums(updated.passes[i]) for i in (0, -1))
-    tokens, capped, masked = last["tokens"], cfg.importance in CAPPED, cfg.importance in BANDS
-    known = {"kl_ref": cfg.kl > 0, "importance": capped or masked}
-    known |= {"capped": capped, "masked": masked}
+    tokens = last["tokens"]
+    capped = cfg.importance in CAPPED
+    masked = cfg.importance in BANDS
+    known = {"kl_ref": cfg.kl > 0, "capped": capped, "masked": masked}
+    known["importance"] = capped or masked
     line |= {name: last[name] / tokens for name in OF_LAST if known.get(name, True)}
     line |= {name: first[name] / tokens for name in OF_FIRST}
     if last["ended"]:

@@ -35,7 +35,8 @@ def evolve(policy: Policy, earn: Callable[[], float], seed: int, sigma: float, l
     sigma is a perturbation's standard deviation. lr is how far to move along the perturbations,
     each weighted by its standardized reward.
     """
-    noises, rewards = [seed * MEMBERS + n for n in range(MEMBERS)], []
+    noises = [seed * MEMBERS + n for n in range(MEMBERS)]
+    rewards = []
     for noise in noises:
         move(policy, noise, sigma)
         rewards.append(earn())
@@ -63,7 +64,9 @@ def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, int
     new_env = partial(settings.make_env, cfg, cfg.difficulty)
     with policy.learning():
         sft(policy, new_env, settings.sft_seeds(cfg), cfg)
-    sampler, tokens, update = TorchSampler(policy), [], 0
+    sampler = TorchSampler(policy)
+    tokens = []  # sampled, of each perturbed policy
+    update = 0
 
     def played(seeds: list[int], temperature: float) -> list:
         sampler.sync(update)

@@ -49,14 +49,17 @@ def main(model: str = str(PICO), updates: str = "20") -> None:
             grad_norm = learn(policy, optimizer, episodes)
         # 4 look
         reward = sum(e.reward for e in episodes) / len(episodes)
-        errors = {e.error for e in episodes} - {""}  # a failed episode says why
-        print(f"update {number + 1}  reward {reward:.2f}  grad_norm {grad_norm:.2f}", *errors)
+        print(
+            f"update {number + 1}  reward {reward:.2f}  grad_norm {grad_norm:.2f}",
+            *{e.error for e in episodes},  # "", or why an episode failed
+        )
 
 
 def learn(policy, optimizer, episodes: list) -> float:
     """One step of the optimizer; returns the norm of its gradient."""
     optimizer.zero_grad()
-    n, total = sum(e.reply_tokens for e in episodes), 0.0
+    n = sum(e.reply_tokens for e in episodes)
+    total = 0.0
     differ = [e for e in episodes if any(e.advantages)]  # the others teach nothing
     for rows in cut(differ, cfg.micro_tokens):  # pieces that fit into memory
         batch = collate([differ[i] for i in rows], policy.tokenizer.pad_token_id, policy.device)

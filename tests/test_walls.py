@@ -193,8 +193,7 @@ def test_the_chapters_stand_alone(tmp_path):
     (tmp_path / "loop.py").write_text(loop, encoding="utf8")
     shutil.copytree(ROOT / "models" / "pico_base", tmp_path / "models" / "pico_base")
     code = """
-import loop, sys
-grad_norms = []
+import loop
 real = loop.learn
 def learn(policy, *given):
     before = [p.detach().clone() for p in policy.trainable().values()]
