@@ -75,7 +75,7 @@ def load_checked(
 
 
 def load_teacher(cfg, policy: Policy, prompt: list[int], opening: list[dict], env) -> Policy:
-    """The model of --teacher, in float32. ValueError if it would read other tokens than the policy.
+    """The model of --teacher. ValueError if it would read other tokens than the policy.
 
     prompt: the first task's, as the policy reads it.
     """

@@ -2,10 +2,12 @@
 changes of docs/fork.md can be made and work."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 import settings
+from lab import site
 from rollout import Episode
 from steps import FLAGS
 from warm import ROOT, run
@@ -99,6 +102,22 @@ def anchors(text: str) -> set[str]:
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         for title in re.findall(r"^#+ (.*)", text, re.M)
     }
+
+
+def navigation() -> list[str]:
+    """The pages of the docs site, in its order."""
+    config = tomllib.loads((ROOT / "docs/zensical.toml").read_text(encoding="utf8"))
+    return [page for entry in config["project"]["nav"] for page in entry.values()]
+
+
+def test_every_page_and_every_chapter_is_in_the_navigation():
+    """In the order of docs/README.md's table and of README's part "Read it"."""
+    docs = re.findall(r"(?m)^\| \[.+?\]\((.+?)\) \|", TEXT["docs/README.md"])
+    read = TEXT["README.md"].partition("## Read it")[2].partition("\n## ")[0]
+    book = re.findall(r"`(\w+\.py)`", read)
+    assert len(book) == 14
+    pages = [site.page_of(os.path.normpath(f"docs/{link}")) for link in docs]
+    assert navigation() == ["README.md", *pages, *map(site.page_of, book), "docs/README.md"]
 
 
 def test_the_flags_and_settings_of_the_flags_page_are_those_of_the_command_line():

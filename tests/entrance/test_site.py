@@ -2,15 +2,14 @@
 searched, and nothing is asked of another server.
 """
 
-import os
 import re
-import tomllib
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
 import pytest
 
 from lab import site
+from test_book import navigation
 
 pytest.importorskip(
     "zensical",
@@ -62,18 +61,9 @@ def test_the_links_hold_and_a_broken_one_is_found(built):
     page.unlink()
 
 
-def test_every_chapter_has_its_page_in_the_navigation(built):
-    """In the order of docs/README.md's table and of README's part "Read it"."""
-    config = tomllib.loads((site.ROOT / "docs/zensical.toml").read_text())
-    nav = [page for entry in config["project"]["nav"] for page in entry.values()]
-    docs = re.findall(r"(?m)^\| \[.+?\]\((.+?)\) \|", (site.ROOT / "docs/README.md").read_text())
-    read = (site.ROOT / "README.md").read_text().partition("## Read it")[2].partition("\n## ")[0]
-    book = re.findall(r"`(\w+\.py)`", read)
-    assert len(book) == 14
-    pages = [site.page_of(os.path.normpath(f"docs/{link}")) for link in docs]
-    assert nav == ["README.md", *pages, *map(site.page_of, book), "docs/README.md"]
+def test_the_start_page_links_to_each_page_of_the_navigation(built):
     start = (built / "index.html").read_text()
-    for page in nav[1:]:
+    for page in navigation()[1:]:
         assert re.search(rf'href="(\./)?{re.escape(site.built(page))}"', start), page
 
 
