@@ -475,6 +475,11 @@ TABLES: dict[str, Callable[[], str]] = {
         ("more SFT minus where all three began", "more_sft", "start"),
         level=claims.LEVEL,
     ),
+    "real_bfloat16": lambda: pairs(
+        "points on SmolLM2's sums, products in bfloat16",
+        "real",
+        ("MaxRL minus GRPO", "maxrl_bfloat16", "grpo_bfloat16"),
+    ),
     "real_letters": lambda: made(  # SmolLM2's letters
         arms("real_letters"),
         {"SmolLM2-135M, without thinking": "{what}"}
