@@ -20,10 +20,10 @@ the 95% interval)
     update 150  reward 0.97  spells it out 100%  gradient 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
-and its replies to two tasks. Update 1 earns 0.06 although 19% were right after SFT: an
-evaluation takes the likeliest token each time, training draws tokens at random, and
-such replies are right less often. But 5% of them happen to spell the string out. Those
-are right more often than the others, so spelling becomes likelier.
+and its replies to two tasks. Why does update 1 earn 0.06, if 19% were right after SFT?
+An evaluation takes the likeliest token each time. Training draws tokens at random, and
+is right less often. But 5% of the drawn replies spell the string out. These are right
+more often than the others, so spelling becomes likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
 evaluation. The model and its tokenizer come last; RL does not depend on what is inside.
@@ -65,7 +65,7 @@ K = 8
 MAX_TOKENS = 320
 # With 0.1 the model babbles after a few updates, and the reward stays at 0.
 LR = 3e-4
-WARMUP = 5  # the rate rises over this many updates, …
+RISE = 5  # the rate rises over this many updates, …
 LR_END = 0.1  # … then falls to this share of LR
 MAX_NORM = 1.0  # a larger gradient is scaled down to this norm
 
@@ -151,7 +151,7 @@ def main(seed: int, updates: int) -> None:
         ask, counts = make_task(shown)
         print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
     evaluate(weights_of(lora), "before")
-    warm_up(lora, seed)
+    imitate(lora, seed)
     evaluate(weights_of(lora), "after SFT")
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # with fresh moments
     curve = []
@@ -175,14 +175,15 @@ def main(seed: int, updates: int) -> None:
                 if advantage.any():  # else all did equally well: nothing to learn
                     loss = grpo_loss(weights_of(lora), group, advantage)
                     (loss / rewards.numel()).backward()
-            norm = step(optimizer, lora, LR * schedule(i, updates, WARMUP, LR_END))
+            grad_norm = step(optimizer, lora, LR * schedule(i, updates, RISE, LR_END))
 
             # 4 look.
             spelt = [spells_it_out(e.text) for group in groups for e in group]
             curve.append(rewards.mean().item())
             print(
                 f"update {i + 1:3}  reward {curve[-1]:.2f}  "
-                f"spells it out {sum(spelt) / len(spelt):4.0%}  gradient {norm:.2f}",
+                f"spells it out {sum(spelt) / len(spelt):4.0%}  "
+                f"gradient {grad_norm:.2f}",
                 flush=True,
             )
     except KeyboardInterrupt:
@@ -232,7 +233,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    # No padding on the left. What stands on the right comes after all that is read.
+    # These rows are padded on the right. A token sees only what comes before it, so
+    # padding changes nothing.
     no_pad = torch.zeros_like(ids[:, 0])  # [N] zeros
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
@@ -240,14 +242,14 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     return logp.gather(1, chosen[:, None])[:, 0], row_of
 
 
-def schedule(i: int, steps: int, warmup: float, end: float) -> float:
+def schedule(i: int, steps: int, rise: float, end: float) -> float:
     """The learning rate of step i, as a share of the highest.
 
-    It rises over the first `warmup` steps, and falls to `end` by the last.
+    It rises over the first `rise` steps, and falls to `end` by the last.
     """
-    rise = (i + 1) / warmup
-    fall = 1 - (1 - end) * i / steps
-    return min(rise, fall)
+    up = (i + 1) / rise
+    down = 1 - (1 - end) * i / steps
+    return min(up, down)
 
 
 def step(optimizer, lora: dict, lr: float) -> float:
@@ -341,7 +343,7 @@ def demonstration(counts: dict[str, int]) -> str:
     return f"<think>\nLet me count. {stated}.\n</think>\n<answer>{answer}</answer>"
 
 
-def warm_up(lora: dict, seed: int) -> None:
+def imitate(lora: dict, seed: int) -> None:
     """SFT: make demonstrations likelier. It does not teach to spell it out."""
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)
@@ -354,7 +356,7 @@ def warm_up(lora: dict, seed: int) -> None:
         print(f"SFT, step {i + 1} of {SFT_STEPS}", end="\r", flush=True)
         batch = rng.sample(demos, SFT_BATCH)
         logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
-        loss = -logp.mean()
+        loss = -logp.mean()  # over all tokens: here a long reply weighs more
         loss.backward()
         step(optimizer, lora, SFT_LR * schedule(i, SFT_STEPS, SFT_STEPS / 10, end=0))
 
@@ -447,9 +449,9 @@ def forward(
     B, T = ids.shape
 
     # Weights go by a short name. linear: "layers.0.self_attn.q" -> the weight
-    # "model.layers.0.self_attn.q_proj.weight". norm: "layers.0.self_attn.q_norm" ->
-    # "model.layers.0.self_attn.q_norm.weight".
-    def norm(x, name):
+    # "model.layers.0.self_attn.q_proj.weight".
+    # rms_norm: "layers.0.self_attn.q_norm" -> "model.layers.0.self_attn.q_norm.weight".
+    def rms_norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
 
     def linear(x, name):
@@ -482,9 +484,9 @@ def forward(
     for layer in range(LAYERS):
         attn = f"layers.{layer}.self_attn"
         mlp = f"layers.{layer}.mlp"
-        h = norm(x, f"layers.{layer}.input_layernorm")
-        q = norm(heads(h, f"{attn}.q"), f"{attn}.q_norm")
-        k = norm(heads(h, f"{attn}.k"), f"{attn}.k_norm")
+        h = rms_norm(x, f"layers.{layer}.input_layernorm")
+        q = rms_norm(heads(h, f"{attn}.q"), f"{attn}.q_norm")
+        k = rms_norm(heads(h, f"{attn}.k"), f"{attn}.k_norm")
         q = rotate(q, angle)  # [B, HEADS, T, d]
         k = rotate(k, angle)  # [B, KV_HEADS, T, d]
         v = heads(h, f"{attn}.v")
@@ -496,12 +498,12 @@ def forward(
         y = y.transpose(1, 2).reshape(B, T, HEADS * HEAD_DIM)
         x = x + linear(y, f"{attn}.o")
 
-        h = norm(x, f"layers.{layer}.post_attention_layernorm")
+        h = rms_norm(x, f"layers.{layer}.post_attention_layernorm")
         gate = F.silu(linear(h, f"{mlp}.gate"))
         x = x + linear(gate * linear(h, f"{mlp}.up"), f"{mlp}.down")
     # Only the wanted positions are compared with the vocabulary.
     x = x[:, -1] if wanted is None else x[wanted]  # [M, D]
-    logits = norm(x, "norm") @ weights["model.embed_tokens.weight"].T  # [M, V]
+    logits = rms_norm(x, "norm") @ weights["model.embed_tokens.weight"].T  # [M, V]
     return logits.log_softmax(-1)
 
 

@@ -90,8 +90,8 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
     cfg = settings.Config()
     refusals.check(cfg)
     settings.fill(cfg, settings.by_size(0.9e6, "letters"))
-    called = {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS"}
-    alike = "sft_steps sft_batch sft_lr k max_tokens lr warmup lr_end".split()
+    called = {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS", "warmup": "RISE"}
+    alike = "sft_steps sft_batch sft_lr k max_tokens lr lr_end".split()
     for name in (*called, *alike):
         assert getattr(cfg, name) == getattr(pico, called.get(name, name.upper())), name
     assert (cfg.sft_examples, cfg.eval_n) == (len(pico.SFT_SEEDS), len(pico.DEV))
@@ -190,7 +190,7 @@ def test_the_interval_is_the_books(monkeypatch, capsys, rights):
 def test_it_trains_on_tasks_of_neither_sft_nor_evaluation(monkeypatch):
     """And refuses a seed whose tasks would meet SFT's: 1250 · 100,000 · 8 is where they begin."""
     played = Mock(side_effect=KeyboardInterrupt)
-    for name, value in {"play": played, "evaluate": Mock(), "warm_up": Mock()}.items():
+    for name, value in {"play": played, "evaluate": Mock(), "imitate": Mock()}.items():
         monkeypatch.setattr(pico, name, value)
     for seed in (0, 1249):
         pico.main(seed, updates=1)
