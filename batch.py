@@ -156,8 +156,6 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
     Sets batch.old_logprobs and batch.importance, [M] each, for all epochs, and
     multiplies batch.weights by the latter, so that it counts in the gain and in the KL.
     """
-    if batch.old_logprobs is not None:
-        return
     start = output.logprobs.detach()  # [M]
     batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
     log_ratio = start - batch.sampler_logprobs

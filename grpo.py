@@ -15,9 +15,9 @@ policy either. There is one optimizer step per batch by default, so the importan
 (how likely a token is now, divided by how likely it was when it was sampled) is 1 and
 clipping never acts.
 
-Watch the reward and grad_norm, not the printed loss. The ratio is 1, so grpo's loss is
-minus the mean advantage: about 0 in every update, while its gradient is not. Every loss
-has this form:
+Watch the reward and grad_norm, not the printed loss. With a ratio of 1, grpo's loss is
+minus the mean advantage, about 0 in every update. Its gradient is not 0: the ratio
+depends on the weights. Every loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -42,6 +42,43 @@ from policy import PLAIN, How, Output, Policy, take_step, with_weights
 from rollout import Episode
 
 # --------------------------------------------------------------------------- advantages
+
+
+def group_advantages(
+    rewards: torch.Tensor, baseline: str = "group", divide: str = "std"
+) -> torch.Tensor:
+    """rewards [G, k] -> advantages [G, k]: each reward minus a mean, then divided.
+
+    NaN marks a failed episode: it gets 0, and counts in no mean.
+    baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
+              §4.1.2); "batch": those of all episodes; "none": nothing is subtracted or
+              divided
+    divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
+              more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
+              ValueError if a mean is negative
+    """
+    rewards = rewards.double()
+    valid = ~rewards.isnan()  # [G, k]
+    if baseline == "none":
+        return torch.where(valid, rewards, 0.0).float()
+    # A mean is taken over each row, or over everything: n, mean and variance are [G, 1]
+    # or [1, 1].
+    dim = 1 if baseline == "group" else (0, 1)
+    n = valid.sum(dim, keepdim=True).clamp(min=1)
+    mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
+    difference = rewards - mean  # [G, k]
+    # Equal rewards must give exactly 0, or their group would not be skipped. Rounding
+    # gives 1e-17 (0.1 - mean([0.1] * 3)), so what is as small as that becomes 0.
+    tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
+    centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
+    if divide == "std":
+        variance = (centered**2).sum(dim, keepdim=True) / n
+        centered = centered / (variance.sqrt() + 1e-6)
+    if divide == "mean":
+        if (mean < 0).any():
+            raise ValueError("--loss maxrl needs rewards whose mean is at least 0")
+        centered = centered / (mean + 1e-6)
+    return centered.float()
 
 
 def compute_advantages(groups: list[list[Episode]], cfg) -> None:
@@ -77,8 +114,9 @@ def reward_from(e: Episode, turn: int) -> float:
     by the rewards from that turn on: what came before it cannot be its merit (Shao et
     al. 2024, §4.1.3). The paper compares each turn's reward with the group's and then
     adds up; here we add up first, so that a reward which is all paid in the last turn
-    counts alike in every turn. An episode with fewer turns than others of its group is
-    compared by its last one: turn_rewards [3, 1] count as 1 in a third turn, too.
+    counts alike in every turn. For an episode with turn_rewards [3, 1], that is 4 from
+    turn 1 and 1 from turn 2. It has no turn 3; beside longer episodes of its group, its
+    last value, 1, stands in.
     """
     if not has_score(e):
         return math.nan
@@ -91,45 +129,6 @@ def reward_from(e: Episode, turn: int) -> float:
 def has_score(episode: Episode) -> bool:
     """False if its environment failed: then its reward means nothing."""
     return episode.stop_reason != "error"
-
-
-def group_advantages(
-    rewards: torch.Tensor, baseline: str = "group", divide: str = "std"
-) -> torch.Tensor:
-    """rewards [G, k] -> advantages [G, k]: each reward minus a mean, then divided.
-
-    NaN marks a failed episode: it gets 0, and counts in no mean.
-    baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
-              §4.1.2); "batch": those of all episodes; "none": nothing is subtracted or
-              divided
-    divide    "std"; "none"; "mean": by the mean reward, the share of right answers if
-              they are paid 0 or 1. Then a group counts as much as in the gradient of
-              log p(right) instead of p(right) (Tajwar et al. 2026, "Maximum Likelihood
-              RL"), so a task that succeeds once in eight weighs seven times as much as
-              one that fails once in eight. ValueError if a mean is negative
-    """
-    rewards = rewards.double()
-    valid = ~rewards.isnan()  # [G, k]
-    if baseline == "none":
-        return torch.where(valid, rewards, 0.0).float()
-    # A mean is taken over each row, or over everything: n, mean and variance are [G, 1]
-    # or [1, 1].
-    dim = 1 if baseline == "group" else (0, 1)
-    n = valid.sum(dim, keepdim=True).clamp(min=1)
-    mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
-    difference = rewards - mean  # [G, k]
-    # Equal rewards must give exactly 0, or their group would not be skipped. Rounding
-    # gives 1e-17 (0.1 - mean([0.1] * 3)), so what is as small as that becomes 0.
-    tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
-    centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
-    if divide == "std":
-        variance = (centered**2).sum(dim, keepdim=True) / n
-        centered = centered / (variance.sqrt() + 1e-6)
-    if divide == "mean":
-        if (mean < 0).any():
-            raise ValueError("--loss maxrl needs rewards whose mean is at least 0")
-        centered = centered / (mean + 1e-6)
-    return centered.float()
 
 
 # ------------------------------------------------------------------------------- losses
@@ -273,7 +272,8 @@ def update(
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
             output = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
-            correct_for_age(batch, output, cfg)  # at a batch's first pass
+            if batch.old_logprobs is None:  # at a batch's first pass
+                correct_for_age(batch, output, cfg)  # what the ratio divides by
             ratio = RATIOS[spec.ratio](batch, output)  # [M]
             gain = spec.gain(batch, output, ratio, spec.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
@@ -328,7 +328,7 @@ def micro_batches(
     # Dealt out in turn, the shortest first: each process gets some of every length.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = how.deal(by_length)
-    # A prompt that is read once counts once in micro_tokens.
+    # If rows share the computation of their prompt, micro_tokens counts it once.
     shared = how.shares_prompts and not spec.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []

@@ -49,14 +49,16 @@ class Episode:
 
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
-    token_ids: list[int] = field(default_factory=list)  # the whole conversation
-    sampled: list[bool] = field(default_factory=list)  # did the policy choose it?
-    # in nats, of the sampled tokens; 0.0 for the others
+    # The tokens of the whole conversation, in three lists of one length: which token,
+    # did the policy choose it, and, if so, with which log-prob (in nats; else 0.0)?
+    token_ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
+    # The score: the reward, the rest of score(), and what each reply earned, if the
+    # environment says (score()["turn_rewards"]).
     reward: float = 0.0
-    components: dict[str, float] = field(default_factory=dict)  # the rest of score()
-    # What each reply earned, if the environment says (score()["turn_rewards"]).
+    components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
     # One per *sampled* token; set by grpo.compute_advantages, read by the loss.
     advantages: list[float] = field(default_factory=list)
@@ -104,10 +106,11 @@ class Player:
     episode: Episode
     env: object  # None: it could not be made
     member: int  # its number in the group, 0 … k-1
+    reply: Sample | None = None  # just sampled, not yet said
     cache: object = None  # keys and values of earlier tokens, if the sampler keeps them
 
-    def random_seed(self, sample_seed: int) -> tuple[int, int, int, int]:
-        """Seeds the generator of its next reply."""
+    def reply_seed(self, sample_seed: int) -> tuple[int, int, int, int]:
+        """The seed of its next reply's random numbers."""
         return sample_seed, self.episode.seed, self.member, self.episode.turns
 
 
@@ -132,16 +135,15 @@ def play(
         return []
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
-    max_context = context - max_tokens  # so that a reply has room
+    longest_prompt = context - max_tokens  # tokens before a reply, so that it has room
     groups = [
-        open_group(policy, new_env, seed, g, k, max_context)
+        open_group(policy, new_env, seed, g, k, longest_prompt)
         for g, seed in enumerate(task_seeds)
     ]
     players = sum(groups, [])
     while active := still_playing(players):
-        replies = sample_each(sampler, active, max_tokens, temperature, sample_seed)
-        take_turns(policy, active, replies, max_context)
-        replies.clear()  # or it would hold the caches of ended episodes a turn longer
+        sample_each(sampler, active, max_tokens, temperature, sample_seed)
+        take_turns(policy, active, longest_prompt)
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
@@ -150,8 +152,8 @@ def play(
 
 def sample_each(
     sampler, players: list[Player], max_tokens: int, temperature: float, seed: int
-) -> list[Sample]:
-    """The next reply of each player, [n].
+) -> None:
+    """Sample the next reply of each player.
 
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
@@ -159,19 +161,17 @@ def sample_each(
     # only what is new. (An environment without max_turns does not say.)
     keep = getattr(players[0].env, "max_turns", None) != 1
     limits = (max_tokens, temperature)
-    replies: dict[int, Sample] = {}  # {id of a player: its reply}
     groups = with_one_prompt(players)
     # A call samples k replies to each prompt. In letters there is one call. In later
     # turns groups may differ in size, as some episodes have ended: a call per size.
     for k in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == k]
         prompts = [group[0].episode.token_ids for group in same]
-        seeds = [[player.random_seed(seed) for player in group] for group in same]
+        seeds = [[player.reply_seed(seed) for player in group] for group in same]
         caches = [group[0].cache for group in same]
         rows = sampler.sample(prompts, k, *limits, seeds, caches=caches, keep=keep)
-        for group, samples in zip(same, rows):
-            replies |= {id(player): sample for player, sample in zip(group, samples)}
-    return [replies[id(player)] for player in players]
+        for player, sample in zip(sum(same, []), sum(rows, [])):
+            player.reply = sample
 
 
 def with_one_prompt(players: list[Player]) -> list[list[Player]]:
@@ -207,11 +207,11 @@ def open_group(
     seed: int,
     number: int,
     k: int,
-    max_context: int,
+    longest_prompt: int,
 ) -> list[Player]:
     """k players of one task. Each has its prompt, or stop_reason "error".
 
-    max_context: the most tokens that a prompt may have.
+    longest_prompt: the most tokens that it may have.
     """
     group = [Player(Episode(seed, number), None, n) for n in range(k)]
     for p in group:
@@ -224,13 +224,14 @@ def open_group(
     opening, env = ready[0].episode.messages, ready[0].env
     # Not in end_on_failure: a template that fails here would fail for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
-    alike = all(p.episode.messages == opening for p in ready)
-    problem = "" if alike else "two openings, and a group must share one task"
-    if alike and len(ids) > max_context:
+    problem = ""
+    if len(ids) > longest_prompt:
         problem = (
             f"a prompt of {len(ids)} tokens leaves no room for a reply; the limit is "
-            f"{max(max_context, 0)}: give a lower --max-tokens or shorter tasks"
+            f"{max(longest_prompt, 0)}: give a lower --max-tokens or shorter tasks"
         )
+    if any(p.episode.messages != opening for p in ready):
+        problem = "two openings, and a group must share one task"
     for p in ready:
         if problem:
             p.episode.stop_reason = "error"
@@ -240,22 +241,21 @@ def open_group(
     return group
 
 
-def take_turns(
-    policy: Policy, players: list[Player], samples: list[Sample], max_context: int
-) -> None:
+def take_turns(policy: Policy, players: list[Player], longest_prompt: int) -> None:
     """Each player says its reply, and keeps the reply's cache if it plays on."""
-    for player, sample in zip(players, samples):
-        take_turn(policy, player.episode, player.env, sample, max_context)
-        player.cache = sample.cache if not player.episode.stop_reason else None
+    for player in players:
+        sample, player.reply = player.reply, None
+        take_turn(policy, player.episode, player.env, sample, longest_prompt)
+        player.cache = None if player.episode.stop_reason else sample.cache
 
 
 def take_turn(
-    policy: Policy, episode: Episode, env, sample: Sample, max_context: int
+    policy: Policy, episode: Episode, env, sample: Sample, longest_prompt: int
 ) -> None:
     """Append one sampled reply, then the environment's messages; or end the episode.
 
-    max_context: the most tokens before a reply. Raises FloatingPointError if a log-prob
-    is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
+    longest_prompt: the most tokens before a reply. Raises FloatingPointError if a
+    log-prob is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
 
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
         sampled     1  1           0  0            0   0  0     0            0        0
@@ -279,15 +279,16 @@ def take_turn(
         new_messages, done = env.step(reply)
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
-        elif done:
+            return
+        if done:
             episode.stop_reason = "done"
-        else:
-            ids = ids_until_next_reply(policy, env, sample, new_messages)
-            if len(episode.token_ids) + len(ids) > max_context:
-                episode.stop_reason = "truncated"  # the next reply would not fit
-            else:
-                episode.messages += new_messages
-                append_given(episode, ids)
+            return
+        ids = ids_until_next_reply(policy, env, sample, new_messages)
+        if len(episode.token_ids) + len(ids) > longest_prompt:
+            episode.stop_reason = "truncated"  # the next reply would not fit
+            return
+        episode.messages += new_messages
+        append_given(episode, ids)
 
 
 def append_given(episode: Episode, ids: list[int]) -> None:
@@ -321,7 +322,7 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     It may be longer than the policy's context; sft.py leaves such episodes out.
     """
     [player] = open_group(
-        policy, lambda: env, seed, number=0, k=1, max_context=UNLIMITED
+        policy, lambda: env, seed, number=0, k=1, longest_prompt=UNLIMITED
     )
     episode = player.episode
     # What ends a reply: the template's end-of-turn token or, if it has none, the

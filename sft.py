@@ -29,7 +29,8 @@ def sft(
     "demonstrations", how many were made; "beyond_context" and "too_long", how many of
     them were left out (select_demonstrations).
     """
-    seeds = seeds if cfg.sft_steps else []  # 0 steps need no expert
+    if cfg.sft_steps == 0:  # needs no expert
+        seeds = []
     episodes = [expert_episode(policy, new_env(), seed) for seed in seeds]
     shown, counts = select_demonstrations(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
@@ -84,7 +85,7 @@ def sft_step(
     finite, before the optimizer step.
     """
     # Each part is divided by the n tokens of the whole batch, so the parts' gradients
-    # add up to that of the mean. (With several processes, each has some of the parts.)
+    # add up to that of the mean. (Several processes share the batch's episodes.)
     n = sum(e.reply_tokens for e in episodes)
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = how.deal(by_length)

@@ -71,11 +71,12 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
         # fast/ahead.py gives the sampler the new weights, then calls rollout.play.
+        # (level: how hard the tasks are. It changes only with --curriculum.)
         groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group?
         compute_advantages(groups, cfg)  # Episode.advantages, one per sampled token
-        if teacher:  # with --teacher, by how much does it like each token better?
+        if teacher:  # instead: how much likelier does --teacher find each token?
             learn_from_teacher(teacher, groups, cfg, how)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         lr = settings.learning_rate(cfg, state.updates)
@@ -86,7 +87,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
         run.log(groups, stats | {"lr": lr}, rollouts)
-        state.level = run.next_level()  # how hard the tasks are: --curriculum raises it
+        state.level = run.next_level()
         last = run.finished()
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
