@@ -305,8 +305,9 @@ COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
 
 
 def right(title: str, rows: list[dict]) -> str:
-    """A table of what arms get exactly right; its head says how many tasks and seeds they all had."""
-    [(n, n_seeds)] = {(len(scores(arm)[0]), len(arm["seeds"])) for arm in rows}
+    """A table of what arms get exactly right; its head says how many tasks and seeds they had."""
+    [n] = {len(scores(arm)[0]) for arm in rows}
+    n_seeds = " or ".join(sorted({str(len(arm["seeds"])) for arm in rows}))
     return made(
         rows,
         {title: "{what}", f"right, {n} held-out tasks, {n_seeds} seeds": bold(exact())},
@@ -355,7 +356,7 @@ TABLES: dict[str, Callable[[], str]] = {
         stages(
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
-            sft_states="the same demonstrations, for as many tokens as RL",
+            sft_states="the same for as many tokens as RL: it counts at a glance",
             rft="the warm-up's own right answers, drawn once and imitated",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
@@ -368,7 +369,8 @@ TABLES: dict[str, Callable[[], str]] = {
             start="warm-up: 100 answers",
             more_sft="the same answers for longer",
             grpo="**RL after the warm-up**",
-            way_start="100 worked examples, no RL (64 tokens per reply; others 16)",
+            true_answers="answers to 1,280 questions, as many as RL draws",
+            way_start="100 worked examples, no RL; longer replies",
         ),
     ),
     "letters_arms": lambda: made(  # GRPO beside what might do as well
@@ -479,6 +481,12 @@ TABLES: dict[str, Callable[[], str]] = {
         "points on SmolLM2's sums, products in bfloat16",
         "real",
         ("MaxRL minus GRPO", "maxrl_bfloat16", "grpo_bfloat16"),
+    ),
+    "why_sums": lambda: pairs(
+        "points on SmolLM2's sums, products in bfloat16",
+        "real",
+        ("SFT on the answers of 1,280 questions minus GRPO", "true_answers", "grpo_bfloat16"),
+        ("RFT minus GRPO", "rft", "grpo_bfloat16"),
     ),
     "real_letters": lambda: made(  # SmolLM2's letters
         arms("real_letters"),
