@@ -47,7 +47,9 @@ if __name__ == "__main__":  # torch takes seconds to load, so speak first
     print(
         "pico.py: by trial and error a small model learns to think before it answers.\n"
         "Five minutes on a CPU. First it loads torch and plays 256 tasks, to see what\n"
-        "the model can do before any training: 10 to 30 seconds.\n",
+        "the model can do before any training: 10 to 30 seconds.\n\n"
+        "exact   the share of tasks with every count right, and its 95% interval\n"
+        "reward  the same in training, where tokens are drawn at random: lower\n",
         flush=True,
     )
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # not needed here

@@ -29,9 +29,9 @@ def partial_reward(task: Task, reply: str) -> float:
     """1. The reward of a reply to a letter-counting task with partial credit, in [0, 1].
 
     parse_answer(reply, are several letters asked for?) gives {letter: count}; for a single letter
-    the count; or None: then the reply is worth 0. It is worth 0.1 if a single count is wrong, or if
-    it is not about exactly the letters asked for; otherwise 0.1 + 0.9 · (share of the letters whose
-    counts are exactly right).
+    the count; or None: then the reply is worth 0. It is worth 0.1 if it is not about exactly the
+    letters asked for, or if only one was asked for and its count is wrong; otherwise 0.1 + 0.9 ·
+    (share of the letters whose counts are exactly right).
 
         Task("banana", letters=("a", "n", "q"), counts=(3, 2, 0))
         '<answer>{"a": 3, "n": 2, "q": 1}</answer>'  ->  0.1 + 0.9 · 2/3 = 0.7
