@@ -380,7 +380,7 @@ class Run:
             f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png",
             f"next, mend what is wrong: {wrong}"
             if wrong
-            else f"next, was it luck? The same command with --seed {self.cfg.seed + 1}",
+            else f"next, was it luck? The same train.py command with --seed {self.cfg.seed + 1}",
             sep="\n",
         )
         return self.folder
