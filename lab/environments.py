@@ -14,15 +14,20 @@ Leaves     the swarm under the published rules, with an expert that stops early
 Tossed     the sums of `make real`, paid by a coin toss
 
 And an expert for sums that shows its steps: in_two_steps (docs/real.md).
+
+    python -m lab.environments      # the kinds of SmolLM2's sums, for docs/why_rl.md
 """
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+import settings
 from bridges.known import Generator, open_known
 from env_letters import TIERS, Letters
 from env_swarm import Swarm
+from settings import Config
 from swarm.bots import draw_scenario
 
 # The first level is tier 6, the last tier 7; those in between ask for tier 7's 12 to 20 letters.
@@ -155,3 +160,40 @@ def in_two_steps(entry: dict) -> str:
     half = int(entry["answer"]) - (ones if sign == "+" else -ones)
     steps = f"{a} {sign} {b - ones} = {half}\n{half} {sign} {ones} = {entry['answer']}"
     return f"<think>\n{steps}\n</think>\n<answer>{entry['answer']}</answer>"
+
+
+def questions(cfg: Config, seeds: list[int]) -> list[str]:
+    """What the tasks of these seeds ask."""
+    env = settings.make_env(cfg, cfg.difficulty)
+    return [env.reset(seed)[-1]["content"] for seed in seeds]
+
+
+def numbers_of(question: str) -> tuple:
+    """The sign, and the two numbers; in order of size if the sign is a plus."""
+    first, sign, second = re.search(r"(\d+) ([+-]) (\d+)", question).groups()
+    return (sign, *sorted((first, second))) if sign == "+" else (sign, first, second)
+
+
+def main() -> None:
+    """Keep which held-out sums are additions; print which questions SFT and GRPO share."""
+    from evaluate import HELD_OUT_SEEDS
+    from lab.tables import RESULTS, digits, keep, read
+
+    flags = read("real")["arms"]["true_answers"]["settings"]
+    cfg, _ = settings.command_line(f"{flags} --eval-n 512".split())
+    cfg = settings.complete(cfg, 134_515_008, "smollm2", {})
+    held_out = questions(cfg, settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n))
+    additions = digits([float(numbers_of(x)[0] == "+") for x in held_out])
+    keep(RESULTS / "real.json", {"additions": additions}, {})
+    shown = questions(cfg, settings.sft_seeds(cfg))
+    print(f"SFT: {len(shown)} questions, {len({*shown})} different")
+    for cfg.seed in range(3):
+        drawn = questions(cfg, [x for n in range(80) for x in settings.task_seeds(cfg, n)])
+        print(f"GRPO: {len({*drawn})} different, {len({*drawn} & {*shown})} of them among SFT's")
+    known = {numbers_of(x) for x in shown}
+    swapped = sum(numbers_of(x) in known for x in held_out)
+    print(f"held out and among SFT's: {len({*held_out} & {*shown})}; {swapped} with terms swapped")
+
+
+if __name__ == "__main__":
+    main()

@@ -339,6 +339,12 @@ def beyond_the_guess(arm: dict) -> str:
     return ", ".join(map(" → ".join, zip(before, after)))
 
 
+def of_kind(arm: dict, addition: int) -> list:
+    """[seeds][tasks] of SmolLM2's held-out sums that are additions (1) or subtractions (0)."""
+    kinds = numbers(read("real")["additions"])
+    return [row[kinds == addition] for row in scores(arm)]
+
+
 def pairs(what: str, name: str, *rows: tuple[str, str, str], level: float = 0.95) -> str:
     """A table: rows (title, an arm of results/NAME.json, another), paired by seed and task."""
     found = {arm["name"]: (scores(arm), of_seeds(arm, "final")) for arm in arms(name)}
@@ -482,6 +488,15 @@ TABLES: dict[str, Callable[[], str]] = {
         "points on SmolLM2's sums, products in bfloat16",
         "real",
         ("MaxRL minus GRPO", "maxrl_bfloat16", "grpo_bfloat16"),
+    ),
+    "why_kinds": lambda: made(
+        arms("real", "start", "grpo_bfloat16", "rft", "true_answers"),
+        {
+            "SmolLM2's sums, held out": "{what}",
+            "seeds": seeds,
+            "additions": lambda arm: percent(of_kind(arm, 1)),
+            "subtractions": lambda arm: percent(of_kind(arm, 0)),
+        },
     ),
     "why_sums": lambda: pairs(
         "points on SmolLM2's sums, products in bfloat16",
