@@ -44,6 +44,7 @@ import tyro
 
 import env_swarm
 import settings
+from batch import collate
 from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.pretrained import load_checked
@@ -51,9 +52,11 @@ from bookkeeping.records import lines
 from bookkeeping.run import commit
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
+from fast.logprobs import token_logprobs
 from fast.machine import choose_model, cpu_name
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
+from policy import Policy, with_weights
 from rollout import play
 
 # Defaults of lab/study.toml, which explains the fields.
@@ -146,6 +149,28 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
             return {"sampled": {"exact": digits(right)}}
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
+    if "moved" in table.measures:
+        found["sampled"]["moved"] = moved(policy, make_env, seeds, cfg.max_tokens)
+    return found
+
+
+@torch.no_grad()
+def moved(policy: Policy, make_env: Callable, seeds: list, max_tokens: int) -> list[float]:
+    """KL(base || policy) of the replies to each task, nats, estimated by one sample of the base.
+
+    It is the base's log-prob of its own sampled tokens minus the policy's, summed over the tokens:
+    "RL's Razor" (Shenfeld et al. 2025, arXiv 2509.04259) measures it on the new task.
+    """
+    base = {name: torch.zeros_like(w) for name, w in policy.trainable().items()}  # LoRA adds 0
+    sampler = TorchSampler(policy)
+    with with_weights(policy, base):
+        sampler.sync(0)
+        groups = play(policy, sampler, make_env, seeds, 1, max_tokens, 1.0, 0)
+    found = []
+    for [e] in groups:
+        batch = collate([e], policy.tokenizer.pad_token_id, policy.device)
+        now, _ = token_logprobs(policy, batch.ids, batch.mask)
+        found.append(float((batch.sampler_logprobs - now).sum()))
     return found
 
 
