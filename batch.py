@@ -4,7 +4,7 @@
 
 How episodes are cut changes memory and time but never the gradient, because each
 token's weight is computed over the whole batch first (grpo.py). The end of the file is
-about samples from a policy other than the one in training: leave it for later.
+about samples from a policy other than the one being trained: leave it for later.
 
 Run me: `python batch.py` shows a batch of two episodes.
 """
@@ -31,7 +31,8 @@ class Batch:
         token      <u>  how  many <a>
         predicts   how  many <a>  ...      so the entry for <a> stands at position 2
 
-    Tensors [M] have an entry per sampled token, row after row. SFT needs ids and mask.
+    Tensors [M] have one entry per sampled token, row after row. SFT needs only ids and
+    mask.
     """
 
     episodes: list
@@ -53,8 +54,8 @@ def collate(episodes: list, pad: int, device) -> Batch:
     ids = padded(texts, padding_value=pad)  # [N, T]
     shifted = [torch.tensor(e.sampled[1:], dtype=torch.bool) for e in episodes]
     mask = padded(shifted)  # [N, T-1]
-    # A first token is never sampled, so `sampled` and `mask` pick the same tokens, in
-    # the same order.
+    # An episode's first token is never sampled, so `sampled` and `mask` pick the same
+    # tokens, in the same order.
     logprobs = [
         logprob
         for e in episodes
@@ -73,14 +74,16 @@ def collate(episodes: list, pad: int, device) -> Batch:
 def cut(
     episodes: list, max_tokens: int, shared: bool = False, whole: bool = False
 ) -> list[list[int]]:
-    """Indices of episodes, cut into pieces of rows · longest <= max_tokens.
+    """Indices of episodes, cut into pieces with (rows · longest row) <= max_tokens.
 
-    Three episodes of 5, 4 and 9 tokens, at most 10 -> [[1, 0], [2]]: two rows padded to
-    5, then one of 9. A single episode may be longer than max_tokens.
+    For example, three episodes of 5, 4 and 9 tokens with max_tokens = 10 give
+    [[1, 0], [2]]: two rows padded to 5, then one of 9. A single episode may be longer
+    than max_tokens.
 
-    shared: a prompt that rows share is run once, so it counts once, and each row counts
-    only what follows it. A group is then cut only if it is too large by itself, because
-    each of its parts reads the prompt again. whole: a group is never cut.
+    shared: a group's prompt is run once for all its rows, so it counts once, and each
+    row adds only what follows the prompt. A group is then cut only if it is too large
+    by itself, because each of its parts reads the prompt again. whole: a group is never
+    cut.
     """
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
@@ -124,17 +127,17 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
 IMPORTANCE = ("clip", "none", "token", "sequence", "token_mask", "sequence_mask")
 CAPPED = ("token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
-# What a mask lets through: IcePop's α and β (Ling team 2025, "Every Step Evolves",
-# arXiv 2510.18855); TRL 1.16's default.
+# The ratios that a mask lets through: IcePop's α and β (Ling team 2025, "Every Step
+# Evolves", arXiv 2510.18855); TRL 1.16's default.
 BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
 def correct_for_age(batch: Batch, output: Output, cfg) -> None:
-    """At a batch's first pass: what the ratio divides by, and what its samples weigh.
+    """Set what the ratio divides by and what samples weigh, at a batch's first pass.
 
-    If the weights that sampled are those that are trained, skip this: every ratio is 1,
-    and all ways are the same. Samples may also come from an older policy
-    (--async-rollouts), or from the same weights computed in another way (vLLM in
+    If the policy that sampled is the one being trained, you can skip this: every ratio
+    is 1, and all ways below are the same. But samples may also come from an older
+    policy (--async-rollouts), or from the same weights computed in another way (vLLM in
     bfloat16). --importance chooses how they are corrected:
 
         clip       the ratio divides by the sampler's probability, and its clip cuts
@@ -146,15 +149,17 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
         sequence   as token, with the ratio of the whole episode: unbiased up to the
                    cap, and far noisier
         token_mask, sequence_mask
-                   the ratio without a cap; a token or an episode whose ratio is outside
-                   of BANDS weighs nothing, as the trainer would not have drawn it
+                   the weight is the ratio without a cap; a token or an episode whose
+                   ratio is outside BANDS weighs nothing, as the trainer would not have
+                   drawn it
 
     In all but clip, the clip bounds only this update's own steps (Hilton et al. 2022,
     §3), and the weight is a constant. The default depends on the model and on
     --async-rollouts; docs/hardware.md says what each did.
 
     Sets batch.old_logprobs and batch.importance, [M] each, for all epochs, and
-    multiplies batch.weights by the latter, so that it counts in the gain and in the KL.
+    multiplies batch.weights by batch.importance, so that it counts in the gain and in
+    the KL.
     """
     start = output.logprobs.detach()  # [M]
     batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
@@ -171,8 +176,8 @@ def importance_weights(
 
     log_ratio [M] is log π - log π_sampler, episode_of [M] says which episode a token is
     in. level "token" takes the ratio of the token, "sequence" that of its whole episode
-    (Espeholt et al. 2018, §4.1); with "_mask", what is too far away weighs 0. "clip"
-    and "none" use no weights: each token counts 1.
+    (Espeholt et al. 2018, §4.1). With "_mask" at the end, a ratio outside BANDS weighs
+    0. "clip" and "none" use no weights: each token counts 1.
     """
     if level in ("clip", "none"):
         return torch.ones_like(log_ratio)
@@ -185,7 +190,7 @@ def importance_weights(
         low, high = BANDS[level]
         ratio = log_ratio.exp()  # [M]; infinite is outside, too
         return ratio.where((low <= ratio) & (ratio <= high), 0.0)
-    # the limit comes before exp: a long episode's would overflow
+    # clamp before exp, or the exp of a long episode's log-ratio would overflow
     return log_ratio.clamp(max=math.log(cap)).exp()
 
 

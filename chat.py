@@ -6,8 +6,9 @@ A chat template is a program that comes with a model and writes a conversation a
 text. It silently decides whether RL can work: it may end a turn with a token that no
 config calls eos, open <think> itself, leave out tools, their results or the system
 message, or write the date. `read_template` finds this out by rendering test messages
-once; `render` writes accordingly. What a template leaves out is said in another way
-(`in_plain_words`), the same for SFT and RL, or the conversation is refused.
+once, and `render` takes it into account. What a template leaves out is said in another
+way (`in_plain_words`), which is the same for SFT and RL. If that does not help, the
+conversation is refused.
 
 Run me: `python chat.py FOLDER` reads a model's template; by default pico_base's.
 """
@@ -33,7 +34,7 @@ inside <tool_call></tool_call>:
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-# Stands for any message. Its quotes and line end show whether a template writes JSON.
+# Stands for any message. Its quotes and line break show whether a template writes JSON.
 MARK = 'a "mark"\nof two lines'
 A_TOOL = {
     "type": "function",
@@ -50,24 +51,25 @@ class Template:
     """What a chat template does."""
 
     end: int | None  # the special token after a reply: it ends a turn, whatever eos is
-    # GLM's has no end token: the header of the next message, <|user|>, ends a turn.
+    # Is there no end token? In GLM's, the next message's header, <|user|>, ends a turn.
     header: bool
     opens: str  # "<think>⏎" if the prompt opens the thought itself; else ""
-    # does it show tools, in our environments' form of calls, and tool messages?
+    # does it show tools and tool messages, with calls in our environments' form?
     tools: bool
     system: bool  # does it show system messages?
     dated: bool  # does it write the date?
 
 
-# What is assumed of a template that cannot be read, behind a server.
+# What we assume of a template that cannot be read because it is behind a server.
 QWEN = Template(None, False, "", tools=True, system=True, dated=False)
 
 
 def write(tokenizer, messages, tools=None, think=True, today="", prompt=True) -> str:
     """A conversation as the template writes it.
 
-    prompt: up to where the policy speaks. today: YYYY-MM-DD, the date that it writes;
-    "" is today's. Templates have two names for the switch that turns thinking on.
+    prompt: write up to where the policy speaks. today: YYYY-MM-DD, the date that the
+    template writes; "" is today's. Templates have two names for the switch that turns
+    thinking on, so both are passed.
     """
     day = datetime.fromisoformat(today) if today else datetime.now()
     return tokenizer.apply_chat_template(
@@ -100,9 +102,9 @@ def render_marks(tokenizer, template: str) -> Template:
     ask = {"role": "user", "content": "?"}
     end = lambda written: end_of_turn(tokenizer, written.partition(MARK)[2])[1]
     last = end(text(ask, said("assistant"), prompt=False))  # after the last reply
-    between = end(text(ask, said("assistant"), ask))  # after one that is answered
+    between = end(text(ask, said("assistant"), ask))  # after an earlier reply
     told = text(ask, said("assistant"), said("tool"), tools=[A_TOOL])
-    # The form in which the environments read a call; they do not read others.
+    # The only form in which the environments read a call.
     needed = ("look_up", "<tool_call>", '"arguments"', MARK)
     return Template(
         end=between if last is None else last,
@@ -136,7 +138,7 @@ def missing_end(tokenizer, end: list[int], written: list[int]) -> list[int]:
     """The part of the turn's end that the policy has not written: usually nothing.
 
     GLM's template has no end-of-turn token. The header of the next message ends a turn,
-    and the policy has to guess whose it is; after a wrong guess the right one is
+    and the policy has to guess who speaks next. After a wrong guess the right header is
     appended.
     """
     return end if read_template(tokenizer).header and end != written else []
@@ -156,10 +158,10 @@ def start_of_thought(tokenizer, think: bool) -> str:
 
 
 def without_start(reply: str, begun: str) -> str:
-    """A whole reply, as it continues a prompt that has begun the thought.
+    """A whole reply, rewritten to continue a prompt that has begun the thought.
 
     After "<think>⏎" (begun), "<think>⏎so 2⏎</think>⏎2" becomes "so 2⏎</think>⏎2". A
-    reply without a thought closes the empty one: "2" becomes "⏎</think>⏎⏎2".
+    reply without a thought first closes the empty one: "2" becomes "⏎</think>⏎⏎2".
     """
     if not begun:
         return reply
@@ -171,9 +173,9 @@ def without_start(reply: str, begun: str) -> str:
 def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict]:
     """The same conversation for a template that leaves tools or system messages out.
 
-    Tools are described in the system message, or without one in the user's first
-    message; results become user messages. Neighbours of one role are joined, because
-    some templates want roles to alternate.
+    Tools are described in the system message or, if the template shows none, in the
+    user's first message. Tool results become user messages. Neighbouring messages of
+    one role are joined, because some templates want roles to alternate.
     """
     given = list(messages)
     if tools:
@@ -246,7 +248,7 @@ def render(policy, messages: list[dict], tools, think: bool) -> str:
             f"{whose} opens <think> also if told not to; leave --no-think out, "
             "or take another model"
         )
-    # The assistant's earlier thoughts may be left out: it has read them.
+    # The assistant's earlier thoughts may be left out: the policy has read them.
     shown = [m for m in safe if m["role"] != "assistant"]
     if lost := [m["role"] for m in shown if m["content"].strip() not in text]:
         raise ValueError(
@@ -293,7 +295,7 @@ def after_reply(
         a plain one    no tokens     ⏎user: And 2 + 2?⏎assistant:
     """
     if not read_template(policy.tokenizer).tools:
-        tools = None  # the opening has described them in words: not again
+        tools = None  # the opening has already described them in words
     marker = "@@reply@@"
     question = [{"role": "user", "content": "?"}]
     reply = [{"role": "assistant", "content": marker}]
@@ -304,7 +306,7 @@ def after_reply(
             "the chat template changes what the assistant said; take another model"
         )
     ids = encode(policy, after)
-    n_end, _ = end_of_turn(policy.tokenizer, after)  # so many of the ids end the turn
+    n_end, _ = end_of_turn(policy.tokenizer, after)  # how many of the ids end the turn
     return ids[:n_end], ids[n_end:]  # end, rest
 
 

@@ -2,8 +2,8 @@
 
 A scripted user gives some names and wants them sorted by first or by last name (the
 same throughout an episode). In each later turn the user adds names and wants the whole
-list so far, with the new ones marked. Names are written without a space: EnginDurgun,
-whose last name starts at the first capital after position 0.
+list so far, with the new ones marked. Names are written without a space, as in
+EnginDurgun: the last name starts at the first capital after position 0.
 
     user       Sort these names by last name:
                MariaSilva
@@ -32,8 +32,8 @@ The reward is smooth: the similarity of two texts, raised to a power. A list in 
 wrong order still shares most of its characters with the right one, so names copied in
 the given order, with the new ones marked, have a similarity of 0.66. The power (8 in
 the public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it is. With
-`power_per_turn` each turn is raised to the power, then averaged, so one good turn pays;
-without it the average is raised, so only a good *episode* pays.
+`power_per_turn` the similarity of each turn is raised to the power, then averaged, so
+one good turn pays. Without it the average is raised, so only a good *episode* pays.
 
 The tasks and the scoring are those of Prime Intellect's alphabet-sort; the wording of
 the prompts and the names are ours. Where its rules leave a choice, we chose as follows.
@@ -53,9 +53,9 @@ from typing import ClassVar
 
 from env_letters import check_choice, is_one_block, split_thinking
 
-# A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share
-# their first two letters and no two share three, so a key of three letters decides.
-# First letters alone tie in 70% of the lists of eight.
+# A varied pool: 219 x 271 = 59,349 combinations. In FIRST and in LAST, at most two
+# names share their first two letters and no two share three, so a key of three letters
+# decides. With first letters alone, 70% of the lists of eight have a tie.
 FIRST = """
 Aaron Abena Adila Aiko Akira Alba Alejo Amara Amit Anika Antti Arash Arjun Asha Astrid
 Ayumi Azra Bahar Bao Beatriz Benny Bianca Bilal Bjorn Boris Brigid Bruna Callum Camila
@@ -100,13 +100,14 @@ Yilmaz Yoon Young Yusuf Zaman Zapata Zhao Zhou Ziegler Zimmer Zola Zubair
 NEW = " // new name!"
 FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 
-# The most characters that can follow the thinking; a longer reply is taken to have no
-# list. The longest right list has 6,000.
+# The most characters that can follow the thinking; if there are more, the reply counts
+# as having no list. The longest right list has 6,000.
 MOST_ANSWER = 20_000
 # A block this much longer than twice the right list scores 0. Comparing it could take
 # seconds, and replies that slow down the reward could stop a training run. Its
-# similarity would be less than 2/3, and that to the 8th power is 0.04. The 500 spare a
-# short list with remarks in it; the slowest block found that is compared takes 0.2 s.
+# similarity would be less than 2/3, and that to the 8th power is 0.04. The 500 leave
+# room for remarks in a short list. Among the blocks that are compared, the slowest we
+# found takes 0.2 s.
 MOST_MORE = 500
 
 # How the scripted expert answers, and so what SFT teaches. Each gives the right list.
@@ -116,7 +117,7 @@ STYLES = {
     "derives": "cuts out each name's key, sorts by it, then copies: the algorithm",
 }
 # What a reply's list looks like: names in the given order; sorted as plain strings;
-# sorted by keys that are in the thinking; none of these.
+# sorted by keys that the thinking spells out; none of these.
 HABITS = ("given", "string", "keys", "other")
 
 
@@ -157,7 +158,7 @@ def right_list(task: Task, turn: int) -> list[str]:
 
 
 def mark_new(names: list[str], task: Task, turn: int) -> list[str]:
-    """The names, with those new in this turn marked; in the first turn, none is."""
+    """The names, with those new in this turn marked; in the first turn none are."""
     new = task.turns[turn] if turn else ()
     return [name + NEW if name in new else name for name in names]
 
@@ -213,9 +214,9 @@ def write_reply(task: Task, turn: int, style: str) -> str:
 def score_turn(reply: str, expected: list[str], turn: int) -> tuple[float, bool]:
     """(similarity of one reply to what was expected, was there a block?)
 
-    Several blocks count only if each is strictly better than the one before: a list of
-    guesses is not an answer. Then the last one's score counts, else 0. Never raises,
-    whatever the reply.
+    If there are several blocks, each must be strictly better than the one before: a
+    list of guesses is not an answer. If so, the last block's score counts; if not, the
+    score is 0. Never raises, whatever the reply.
     """
     scores = []
     for block in find_blocks(reply, turn):
@@ -286,7 +287,7 @@ class Alphabet:
     power_per_turn: bool = False  # raise each turn, then average; or raise the mean
     think: bool = True  # may the replies think before they answer?
     style: str = "states"  # how the expert answers, one of STYLES
-    # With power_per_turn: is each reply judged by the rewards from its turn on?
+    # Is each reply judged by the rewards from its turn on? Needs power_per_turn.
     credit_per_turn: bool = False
     tools: ClassVar[None] = None  # no tool calls here; not a setting
 
@@ -331,8 +332,8 @@ class Alphabet:
         """The reward in [0, 1] and its components.
 
         exact: every turn is perfect; similarity: the mean over the turns, before the
-        power; turn_1, turn_2, …: that of each turn; format: share of turns with a
-        block; habit_*.
+        power; turn_1, turn_2, …: the similarity of each turn; format: share of turns
+        with a block; habit_*: 1 for the habit that the replies show, else 0.
         """
         n = len(self.task.turns)
         raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0

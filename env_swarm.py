@@ -1,8 +1,9 @@
-"""Swarm: 25 tool calls in a small economy of bots: many turns, tools, other actors.
+"""Swarm: 25 tool calls in a small economy of bots. Many turns, tools, other actors.
 
-The model has resources and a reputation. In each turn it calls one of ten tools; then
-all bots act, the governance is applied, and the model is told what it can see. Bots
-look alike: only their actions show which of them cooperate and which exploit.
+The model has resources and a reputation. In each turn it calls one of ten tools. Then
+all bots act, the governance (taxes, audits and so on) is applied, and the model is told
+what it can see. Bots look alike: only their actions show which of them cooperate and
+which exploit.
 
     user       You live in an economy with bot_1, bot_2, bot_3, bot_4 …
                # step 1: resources 97.0, reputation 50.0
@@ -24,20 +25,21 @@ look alike: only their actions show which of them cooperate and which exploit.
 An observation says only what is new; the rest is as it was (swarm/view.py).
 
 Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each part in
-[0, 1]. v0.1 has 1.0 payoff + 0.6 reputation. (v0.1, v0.2, "published": the SWARM
-economy that docs/swarm.md links.)
+[0, 1]. In v0.1 it is 1.0 payoff + 0.6 reputation. (v0.1, v0.2 and "published" refer to
+the SWARM economy that docs/swarm.md links to.)
 
-    payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the
-                share a third of all bounties that the scenario will offer. So no gain
-                pays 0.5, a gain of that share 0.88, and more always pays more. The
-                published payoff stopped at 1.0, where there is nothing left to learn;
-                PAYOFFS has a scale like it (--set payoff_scale=published).
-    reputation  at the end, out of 100. A penalty for ending below a floor can be added,
-                and one for the share of turns lost to errors.
-    quality     the mean p, the probability of being good (swarm/economy.py), over the
-                model's submissions and accepted trades, in both directions; 0 if there
-                are none. It is p as the economy settles a deal: with --set proxy_noise=
-                read off noisy signals, with --set gate=hard either 0 or 1.
+    payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources; the
+                share is a third of all bounties that the scenario will offer. So no
+                gain pays 0.5, a gain of one share pays 0.88, and a larger gain always
+                pays more. The published payoff stopped at 1.0, where there is nothing
+                left to learn; --set payoff_scale=published has a scale like it.
+    reputation  at the end, out of 100. Two penalties can be added: for ending below a
+                floor, and for the share of turns lost to errors.
+    quality     the mean of p, the probability that a deal was good (swarm/economy.py),
+                over the model's submissions and accepted trades, in both directions; 0
+                if there are none. It is the p with which the economy settles a deal:
+                --set proxy_noise= reads it off noisy signals, and --set gate=hard makes
+                it either 0 or 1.
     diversity   Shannon entropy of the tools used with success, divided by its largest
                 possible value.
 
@@ -46,12 +48,12 @@ scenarios and bots (bots), what the model sees (view), and scripted players (pla
 This file decides:
 
     no call     a reply without a tool call counts as pass_turn, and the observation
-                says so. With --set text_ends=true it ends the episode, as it did by
-                default in the published environment.
+                says so. With --set text_ends=true such a reply ends the episode, as it
+                did by default in the published environment.
     no think    with --no-think a reply that says something before its call is an error.
     two calls   the first is carried out; the observation says that only it counts.
-    errors      cost the turn, and the reputation decays as if the turn had been passed.
-                A price on top of that can be set (error_penalty).
+    errors      an error costs the turn, and the reputation decays as if the turn had
+                been passed. A price on top of that can be set (error_penalty).
     frozen      a frozen model can only pass; anything else is an error.
     cut short   an episode that ends early (out of tokens) is scored as if the rest had
                 been passed.
@@ -121,11 +123,11 @@ STYLES = {
 }
 # How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
 # The published formula is not known. We know that it normalises the total payoff, and
-# we know some episodes: six of eight trained ones, with 4 or 5 submissions each, had
-# exactly 1. Untrained ones had about 0.5 with no submission and about 0.7 with one or
-# two (their rewards, 0.68 to 1.0, less what the other parts can have paid). So we chose
-# a straight line from 0.5 at no gain to 1 at half the share (about what five good
-# submissions pay here), cut at 0 and 1.
+# we know some episodes. After training, six of eight had a payoff of exactly 1, with 4
+# or 5 submissions each. Before training, episodes had about 0.5 with no submission and
+# about 0.7 with one or two (their rewards, 0.68 to 1.0, minus what the other parts can
+# have paid). So we chose a straight line from 0.5 at no gain to 1 at half the share
+# (about what five good submissions pay here), cut at 0 and 1.
 PAYOFFS = {
     "ours": lambda gain, share: 0.5 * (1 + math.tanh(gain / share)),
     "published": lambda gain, share: min(1.0, max(0.0, 0.5 + gain / share)),
@@ -147,7 +149,7 @@ class Turn:
     ok: bool
     result: str
     calls: int  # tool calls in the reply; 0: text alone, which passes
-    own_proposal: bool = False  # did it try to accept or reject its own?
+    own_proposal: bool = False  # did it try to accept or reject its own proposal?
 
 
 @dataclass
@@ -163,10 +165,10 @@ class Swarm:
     reputation: float | None = None
     quality: float | None = None
     diversity: float | None = None
-    floor: float = 50.0  # of the final reputation; ending below it costs …
-    floor_penalty: float = 0.0  # … this times the missing share of 100
-    # Costs this times the share of turns lost to errors; train.py sets 0.5 for a small
-    # model.
+    floor: float = 50.0  # ending with a reputation below this costs …
+    floor_penalty: float = 0.0  # … this times (floor - reputation) / 100
+    # Errors cost this, times the share of turns lost to them; train.py sets 0.5 for a
+    # small model.
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
@@ -174,7 +176,7 @@ class Swarm:
     proxy_noise: float = Economy.proxy_noise  # 0: it knows p
     gate: str = Economy.gate  # one of GATES
     recalibrate: bool = False  # are noisy readings corrected by outcomes seen before?
-    # Does an error cost the turns up to its own, and no later one?
+    # Is an error charged only to its own turn and the turns before it?
     credit_per_turn: bool = False
     max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 
@@ -201,7 +203,7 @@ class Swarm:
             if not 0 <= value < math.inf:
                 raise ValueError(f"--set {name}={value}: must be a number, at least 0")
         self.tools = schemas(self.version)
-        # a larger evaluation would repeat some
+        # an evaluation on more tasks would repeat some
         self.most_tasks = SCENARIOS[self.version]
 
     def reset(self, seed: int) -> list[dict]:
@@ -276,10 +278,10 @@ class Swarm:
         return Turn(economy.step, tool, arguments, ok, result, calls, own_proposal)
 
     def score(self) -> dict[str, float]:
-        """The reward, its four parts, what can cost, and what is only measured.
+        """The reward, its four parts, what penalties depend on, and other measures.
 
-        An episode that was cut is scored as if the rest had been passed, so being cut
-        never pays.
+        An episode that was cut short is scored as if the rest had been passed, so being
+        cut short never pays.
         """
         cut = self.economy.step <= LAST_STEP
         economy = deepcopy(self.economy) if cut else self.economy
@@ -294,7 +296,7 @@ class Swarm:
         sides = lambda deal: (deal.initiator, deal.counterparty)
         mine = [deal for deal in deals if deal.accepted and ME in sides(deal)]
         average = lambda values: sum(values) / max(1, len(values))
-        # of the whole economy (swarm.economy.measures); _hard: with p rounded to 0 or 1
+        # over the whole economy (swarm.economy.measures); _hard: p rounded to 0 or 1
         averages, hard = measures(deals), measures(deals, hard=True)
         hard.pop("acceptance")  # rounding p does not change it
         averages |= {f"{name}_hard": value for name, value in hard.items()}
@@ -327,7 +329,7 @@ class Swarm:
             "reward": paid - self.error_penalty * errors,
             **credit,
             **parts,
-            # Nothing below is paid for; floor_missing and error_rate can cost.
+            # Nothing below earns reward; floor_missing and error_rate can cost some.
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
@@ -337,7 +339,7 @@ class Swarm:
             "turns_acted": sum(self.used.values()) - self.used["pass_turn"],
             "truncated": float(cut and not self.ended),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
-            # share of turns; the published number is the share of episodes with any
+            # share of turns; the published number is the share of episodes with errors
             "error_rate": errors,
             "any_error": float(errors > 0),
             "self_proposal_errors": sum(turn.own_proposal for turn in self.log),

@@ -1,14 +1,15 @@
 """How a policy is judged: greedily, on tasks that it never trained on.
 
 Two kinds of numbers come out of episodes, and they are not the same. An *evaluation*
-plays every task of a set once, greedily: its interval is over tasks, and two
-evaluations are compared task by task. A *training batch* is sampled (temperature 1) on
-a few tasks, different ones in every update: good to watch, too noisy to conclude from.
+plays every task of a set once, greedily (always with the likeliest token). Its interval
+is over tasks, and two evaluations are compared task by task. A *training batch* is
+sampled (temperature 1) on a few tasks, different ones in every update. It is good to
+watch, but too noisy to draw conclusions from.
 
 There are two sets. *Development* tasks are played before, during and after every run,
-and every choice (a setting, a moment to stop, a better loss) is made by them. But the
+and every choice (a setting, a moment to stop, a better loss) is based on them. But the
 best of ten numbers is biased upwards, so *held-out* tasks are kept apart: no run plays
-them and nothing is chosen by them. `train.py --eval-only runs/NAME --held-out` plays
+them, and no choice is based on them. `train.py --eval-only runs/NAME --held-out` plays
 them, once, for a table.
 
 An episode whose environment failed has no reward. It is in no mean, but it is counted,
@@ -30,8 +31,8 @@ from rollout import Episode
 from settings import Config, env_kind, env_name, levels_of, make_env
 
 # Only the final evaluation (--eval-only) and lab/study.py, which makes the final
-# tables, may use it (a test checks): if any file could play these tasks, they would not
-# be held out for long.
+# tables, may use this constant (a test checks that). If any file could play these
+# tasks, they would not be held out for long.
 HELD_OUT_SEEDS = 4_000_000_000
 EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
 HOW_TO_MEND = (
@@ -45,10 +46,10 @@ HOW_TO_MEND = (
 def eval_sets(
     cfg: Config, new_env: Callable | None = None, sweep: bool = False
 ) -> dict[str, tuple]:
-    """What is evaluated: {name of a set of tasks: (is it trained on?, new_env)}.
+    """What is evaluated: {name of a set of tasks: (is it the trained level?, new_env)}.
 
-    The same name means the same tasks. new_env(level) -> an environment; by default
-    make_env's. sweep: swarm's other levels as well, which take too long during a run.
+    The same name means the same tasks. new_env(level) -> an environment, by default
+    from make_env. sweep: add swarm's other levels, which take too long during a run.
     """
     new_env = new_env or partial(make_env, cfg)
     own, levels = cfg.difficulty, levels_of(cfg.env)
@@ -61,7 +62,7 @@ def eval_sets(
             level == own,
             partial(new_env, level),
         )
-        # cfg's own level comes last if no curriculum has it: swarm's mixed
+        # cfg's own level comes last if it is in no curriculum, like swarm's mixed
         for level in dict.fromkeys([*levels, own])
         if level in chosen
     }
@@ -76,7 +77,7 @@ def lists_of(env) -> str:
     return f"{turns} turns, {names} names, power {env.similarity_power:g}{a_turn}"
 
 
-TASKS = {  # {kind: what a set of its tasks is called}
+TASKS = {  # {kind of environment: what a set of its tasks is called}
     "letters": lambda env, name, level: f"tier {level}",
     "alphabet": lambda env, name, level: lists_of(env),
     "swarm": lambda env, name, level: f"{level} v{env.version}",
@@ -126,8 +127,8 @@ def eval_line(
 ) -> dict:
     """A line of evals.jsonl: every task's result, in order.
 
-    missing: {index of a failed task: why}. null means that an episode's score has no
-    such entry.
+    missing: {index of a failed task: why}. A null in a list means that the episode's
+    score has no such entry.
     """
     scores = {"reward": [e.reward for e in episodes]} | parts(episodes)
     rounded = lambda values: [x if x is None else round(x, 5) for x in values]
@@ -155,7 +156,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
     # group means.
     reward = metrics.mean([sum(e.reward for e in g) / len(g) for g in played])
     # How far apart the rewards of a group are. Partial credit brings them closer, and
-    # what is divided by a small deviation is mostly noise (picoRL's diagnosis).
+    # advantages divided by a small deviation are mostly noise (picoRL's diagnosis).
     spread = np.mean([np.std([e.reward for e in g]) for g in played])
     average = lambda values: sum(values) / len(values)
     scores = {name: average(known(x)) for name, x in parts(episodes).items()}

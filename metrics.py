@@ -1,52 +1,54 @@
 """Numbers with their uncertainty.
 
-No mean reward and no share is reported without its interval and n.
+Every mean reward and every share is reported with its interval and its n, the number
+of values.
 
 Why so strict? An earlier project, picoRL, evaluated on 32 tasks. It saw 41% rise to 56%
 and fall to 44%, and called it a gain and a regression. But the 95% interval of 41% on
-32 tasks reaches from 26% to 58%: all three may be the same number.
+32 tasks reaches from 26% to 58%: all three may be estimates of the same number.
 
-    proportion    a share: Wilson's interval (1927), right even near 0% and 100%, where
-                  ± is wrong
+    proportion    a share, with Wilson's interval (1927). It is right even near 0% and
+                  100%, where ± is wrong
     mean          the values alone choose the method, so that the same numbers get the
                   same interval everywhere:
-                    all 0 or 1: as proportion;
-                    under 100, between 0 and 1: Wilson's with the measured spread, which
-                    is less than that of 0s and 1s (Korn and Graubard 1998, without
-                    survey weights);
-                    under 100 others: Student's t (1908);
+                    all are 0 or 1: as proportion;
+                    fewer than 100, all between 0 and 1: Wilson's with the measured
+                    spread, which is less than that of 0s and 1s (Korn and Graubard
+                    1998, without survey weights);
+                    fewer than 100 others: Student's t (1908);
                     100 or more: bootstrap, the middle 95% of the means of resamples
                     (Efron 1979)
     gain          the mean of after - before, task by task: paired. The difficulty of
                   the tasks cancels, so the interval is narrower than that of two means.
-                  Never Wilson's: a difference may be negative even if no observed one
-                  was
+                  Wilson's is never used: a difference may be negative even if no
+                  observed one was
 
 Neighbouring updates of a run resemble each other, so a bootstrap that shuffles them
-gives intervals that are too narrow. These allow for that:
+gives intervals that are too narrow. The following functions allow for that:
 
     level         the mean of consecutive updates
     line, flat    their slope; is it surely near 0?
-    biggest_step  did the level change at once, and where?
-    since_step    how many updates since it last did?
+    biggest_step  did the level change suddenly, and where?
+    since_step    how many updates ago did it last change?
     distribution  mean, median, tails and peak in one sentence: a peak alone flatters
 
-bookkeeping/settled.py uses them to decide while a run trains.
+bookkeeping/settled.py uses them to make decisions while a run trains.
 
 Do the intervals contain the truth in 95 of 100 cases? With 2 to 64 made-up values they
 do in 91 to 100; in 88 to 99 if successes are rare and whole groups of episodes succeed
-together. Wilson's does in 95 on average over true shares, in 83 at worst. The bootstrap
-does in only 50 with 2 values and in 88 with 8, so it needs 100 values. Skewed values
-that are not between 0 and 1 (counts, seconds) do worse: 88 to 93 for exponential ones.
-tests/test_metrics.py measures all of this. One weak spot it does not measure: 72 to 87
-if one value in 200 is 0 and the others are near 1 (n = 64 to 256).
+together. Wilson's does in 95 on average over true shares, and in 83 at worst. The
+bootstrap does in only 50 with 2 values and in 88 with 8, so it is used from 100 values
+on. Intervals of skewed values that are not between 0 and 1 (counts, seconds) do worse:
+88 to 93 for exponential ones. tests/test_metrics.py measures all of this. One weak spot
+is not measured there: 72 to 87 if one value in 200 is 0 and the others are near 1
+(n = 64 to 256).
 
 No interval of a mean has width 0. If all n values are equal, a share of up to
 3.84 / (n + 3.84) of the unseen values may still differ (Wilson's bound; compare the
 "rule of three", Hanley and Lippman-Hand 1983) and be anything between 0 and 1.
 
 Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tasks, and
-how much narrower that of a paired gain is.
+how much narrower the interval of a paired gain is.
 """
 
 from dataclasses import dataclass, replace
@@ -54,7 +56,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-# scipy is imported where it is needed: the doctor for others' logs works without it.
+# scipy is imported inside the functions that need it, so that the doctor for others'
+# logs works without it.
 
 NAN = float("nan")
 
@@ -106,12 +109,12 @@ def proportion(successes: float, n: int) -> Interval:
     return Interval(share, min(low, share), max(high, share), n).within(0.0, 1.0)
 
 
-FEW = 100  # values; with fewer the bootstrap covers too little
+FEW = 100  # with fewer values, bootstrap intervals miss the truth too often
 Z2 = NormalDist().inv_cdf(0.975) ** 2
 
 
 def mean(values) -> Interval:
-    """A mean with its 95% interval: equal values have equal intervals."""
+    """A mean with its 95% interval; the same values always get the same interval."""
     from scipy import special
 
     values = np.asarray(values, dtype=float)
@@ -157,8 +160,8 @@ def is_constant(values: np.ndarray) -> bool:
 def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Interval:
     """The mean of n equal values (or of a single one): unseen values may still differ.
 
-    How many may differ is Wilson's bound for 0 of n. They may be anything between the
-    ends, which reach to twice the value if it lies outside.
+    Wilson's bound for 0 of n says how many may differ. They may be anything between the
+    ends. If the value lies outside the ends, these are widened to twice the value.
     """
     low, high = ends
     if not low <= value <= high:
@@ -194,21 +197,22 @@ def gain(before, after) -> Interval:
 
 
 def slow_noise(residuals: np.ndarray, fitted: int) -> float:
-    """How far slow noise can carry an average: its deviation times Student's 97.5%.
+    """How far slow noise can move an average: its deviation times Student's 97.5%.
 
-    In an average over many updates fast noise cancels, while slow waves move it. So we
-    write the residuals as cosine waves (a DCT), skip the first `fitted` waves, which
+    In an average over many updates fast noise cancels, but slow waves do not. So we
+    write the residuals as cosine waves (a DCT) and skip the first `fitted` waves, which
     the fit has removed (1: a mean; 2: a mean and a slope, which looks much like the
-    slowest wave), and take the power of the next few. White noise has the same power in
-    all waves, and nothing changes; autocorrelated noise has more in the slow ones, and
-    the interval widens.
+    slowest wave). Then we take the power of the next few. White noise has the same
+    power in all waves, so nothing changes. Autocorrelated noise has more power in the
+    slow ones, so the interval widens.
 
     This is the EWC (equal-weighted cosine) estimator of Lazarus, Lewis, Stock and
     Watson (2018, JBES 36(4), section 3), with their 0.4 n^(2/3) waves, but at least 8.
     With all n-1 waves it is the textbook t-interval. On 1,000 made-up series of 100
     updates with a correlation of 0.5, Newey-West's intervals of a slope (4 lags)
-    contain the truth in 85% of the cases and the moving-block bootstrap's of a mean
-    (blocks of 5) in 87%; these do in 95% and 93% (tests/test_metrics.py checks ours).
+    contain the truth in 85% of the cases, ours in 95%. The moving-block bootstrap's
+    intervals of a mean (blocks of 5) contain it in 87%, ours in 93%
+    (tests/test_metrics.py checks ours).
     """
     from scipy import fft, special
 
@@ -249,8 +253,8 @@ def distribution(values) -> str:
 def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
     """Least squares through 3 values or more: (slope per 10 updates, residuals [n]).
 
-    This interval alone may have width 0: a curve that never varied has settled, as far
-    as anyone can see.
+    This is the only interval that may have width 0: a curve that never varied has
+    settled, as far as anyone can see.
     """
     n = len(values)
     time = np.arange(n) - (n - 1) / 2
@@ -266,13 +270,13 @@ def flat(
 ) -> tuple[bool, Interval, np.ndarray]:
     """Is the slope surely within ±tolerance per 10 updates? (yes or no, *line(…)).
 
-    "No significant slope" proves nothing: ten noisy updates show none either. So the
-    burden of proof is reversed, as in a test of equivalence (Schuirmann 1987). The last
-    values are flat only if
+    "No significant slope" proves nothing: ten noisy updates do not show one either. So
+    the burden of proof is reversed, as in a test of equivalence (Schuirmann 1987). The
+    last values are flat only if
 
     1. there are enough to judge: the 95% interval of their slope reaches at most 0.6
-       tolerances to each side. Of the windows 30, 38, 48, … (if the shortest is 30) the
-       first that is precise enough is taken, so noisy values get long windows;
+       tolerances to each side. We take the first precise enough window of the last 30,
+       38, 48, … values (if the shortest is 30), so noisy values get long windows;
     2. that whole interval lies within ±tolerance;
     3. the spread around the line is the same in both halves of the window (Levene's
        test with medians, p > 0.01).
@@ -285,7 +289,7 @@ def flat(
     while windows[-1] < n:
         windows.append(min(n, round(1.25 * windows[-1])))
     precise = [w for w in windows if is_precise(line(values[-w:])[0])]
-    # If none is, look at the later half: all values would mix in an early rise.
+    # If none is precise, look at the later half: all values would mix in an early rise.
     window = precise[0] if precise else max(shortest, n // 2)
     slope, residuals = line(values[-window:])
     within = max(-slope.low, slope.high) < tolerance
@@ -322,9 +326,9 @@ def since_step(values: np.ndarray) -> int:
 
     Cut at the biggest step if it is high enough, then look to the right of it: a test
     like Worsley's (1979, JASA 74), in the spirit of ADWIN (Bifet and Gavaldà 2007).
-    High enough is 4 standard errors and not 2, because the best of all splits is taken,
-    again after every update. About one flat run of 200 updates in ten is cut by
-    mistake, and far more if neighbours are correlated.
+    High enough means 4 standard errors and not 2, because we take the best of all
+    splits, and do so again after every update. About one in ten flat runs of 200
+    updates is cut by mistake, and far more if neighbours are correlated.
     """
     height, left = biggest_step(values)
     return since_step(values[left:]) if height > STEP else len(values)

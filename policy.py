@@ -6,14 +6,15 @@ Only A [rank, in] and B [out, rank] learn.
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains
 every weight instead. Nothing edits the base in place: folding LoRA into bfloat16
-weights and out again at every update would lose bits each time; whoever needs folded
-weights folds a copy. The embedded `models/pico_base/` (`models/pico_swarm/` for swarm)
-loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
+weights (writing W' over W) and out again at every update would lose bits each time.
+Code that needs folded weights folds a copy. The embedded `models/pico_base/`
+(`models/pico_swarm/` for swarm) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would:
+same classes, same files.
 
 The end of this file uses a policy the plain way: it computes how likely each token of a
 text is (`plain_forward`) and samples a text (`PlainSampler`). `How` says how an update
-is computed: PLAIN, unless train.py hands in the faster way of fast/, which gives the
-same numbers.
+is computed: by default PLAIN. train.py may pass in the faster way of fast/, which gives
+the same numbers.
 
 Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one
 reply. `python -m bridges.export merge runs/NAME out/` turns a trained run into a model
@@ -32,7 +33,7 @@ import torch
 from chat import read_template
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
-# trained further on tool calls, and worse at lists for it
+# trained further on tool calls, which made it worse at lists
 PICO_SWARM = PICO.with_name("pico_swarm")
 # for strings of 80 to 150 letters (docs/letters.md)
 PICO_LONG = PICO.with_name("pico_long")
@@ -61,7 +62,7 @@ class Policy:
         return self.model.get_base_model() if self.lora_rank else self.model
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """{name: weight} of what learns."""
+        """The weights that learn: {name: weight}."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
@@ -88,7 +89,7 @@ class Policy:
 
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
-    """AdamW on what learns; fused on a GPU, which saves 4 bytes per weight."""
+    """AdamW on trainable weights; fused on a GPU, which saves 4 bytes per weight."""
     fused = True if policy.device.type == "cuda" else None
     weights = policy.trainable().values()
     return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=fused)
@@ -135,8 +136,8 @@ def load_policy(
     name: a folder, a hub id, or one of EMBEDDED. With rank 0 nothing is attached, and
     all weights learn. device: "auto" is cuda if there is one, else cpu. today: the
     date, for a template that writes it; "" is today's. bfloat16: compute in it, and
-    keep frozen weights in it. What learns is always float32: an Adam step of 5e-6 is
-    lost in bfloat16's 8 bits. (train.py has every model checked before it is used.)
+    keep frozen weights in it. Weights that learn are always float32: an Adam step of
+    5e-6 is lost in bfloat16's 8 bits. (train.py has every model checked before use.)
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -151,7 +152,7 @@ def load_policy(
         trust_remote_code=False,
     )
     # A fine-tuned mixture of experts may still ask for its router's loss. Nothing here
-    # reads it, and with a cache it fails.
+    # reads that loss, and computing it fails if there is a cache.
     if getattr(model.config.get_text_config(), "output_router_logits", False):
         model.config.get_text_config().output_router_logits = False
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -170,7 +171,7 @@ def load_policy(
 
 
 def find_stops(tokenizer, model: torch.nn.Module) -> frozenset[int]:
-    """The tokens that end a turn. A tokenizer without an end or a padding gets one.
+    """The tokens that end a turn. A tokenizer without an end or padding token gets one.
 
     ValueError if neither model nor tokenizer names an end-of-turn token.
     """
@@ -192,10 +193,11 @@ def find_stops(tokenizer, model: torch.nn.Module) -> frozenset[int]:
 
 
 def rope_switch(config) -> int | None:
-    """The length in tokens beyond which RoPE turns *all* tokens of a text differently.
+    """The number of tokens beyond which RoPE rotates *all* of them differently.
 
-    Two kinds of RoPE, longrope and dynamic, look at the length of the whole text. What
-    was sampled below that length is read differently once the text is longer.
+    Two kinds of RoPE (the position encoding), longrope and dynamic, look at the length
+    of the whole text. Once a text is longer than this, its earlier tokens are no longer
+    read as they were when they were sampled.
     """
     text = config.get_text_config()
     ropes = getattr(text, "rope_parameters", None) or {}
@@ -233,7 +235,7 @@ class Output:
     """What the policy says about M sampled tokens, in nats."""
 
     logprobs: torch.Tensor  # [M], differentiable
-    # To be logged. It has no gradient: in a loss it would teach nothing.
+    # For the log. It has no gradient, so in a loss it would teach nothing.
     entropy_for_log: torch.Tensor  # [M]
     # For losses, with gradients. A fast forward pass has them only if it is asked for
     # logits (grpo.Loss.needs_logits).
@@ -258,9 +260,9 @@ def plain_forward(
 def masked_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor):
     """The logits [M, V] that each masked token is drawn from, float32.
 
-    The head is given the hidden states of these M positions only. For all of them,
-    logits would be N·T·V numbers, and V is 151,936 for Qwen3: the most common way for
-    RL code to run out of memory.
+    The head is given the hidden states of these M positions only. The logits of all
+    positions would be N·T·V numbers, and V is 151,936 for Qwen3. Computing them is the
+    most common way for RL code to run out of memory.
     """
     head = policy.lm.get_output_embeddings()
     only_masked = lambda module, inputs: (inputs[0][mask],)  # [N, T-1, D] -> [M, D]
@@ -291,8 +293,8 @@ class How:
     # (policy, ids, mask, temperature, logits: are they needed?) -> Output
     forward: Callable[..., Output] = plain_forward
     shares_prompts: bool = False  # does forward run a prompt once for all its rows?
-    # Several processes: this one's share of the episodes; then the sum of everybody's
-    # gradients, and of their losses.
+    # If there are several processes: `deal` picks this one's share of the episodes, and
+    # `add_up` sums everybody's gradients, and their losses.
     deal: Callable[[list], list] = lambda episodes: episodes
     add_up: Callable[[Iterable, float], float] = lambda parameters, loss: loss
     # A progress bar around the steps of SFT.
@@ -311,8 +313,8 @@ def take_step(
 ) -> tuple[float, float]:
     """One optimizer step: (loss, norm of the gradient before it is clipped).
 
-    Several processes add up their losses and gradients first; `loss` is this one's.
-    Raises FloatingPointError before the step if loss or norm is not finite.
+    Several processes add up their losses and gradients first; `loss` is that of this
+    process. Raises FloatingPointError before the step if loss or norm is not finite.
     """
     parameters = list(policy.trainable().values())
     loss = how.add_up(parameters, loss)
@@ -360,7 +362,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
 
 
 class PlainSampler:
-    """Samples one reply after the other, and reads the whole text again for each token.
+    """Samples one reply after another, and reads the whole text again for each token.
 
     fast/sampler.py's TorchSampler does the same with tricks: the same seeds give the
     same tokens.

@@ -3,8 +3,8 @@
     python train.py --help      # the dataclass below *is* the command line
 
 Each default is declared once. If it depends on the environment or on the model's size,
-it is None in the dataclass and comes from the tables below it. PRESETS are the settings
-of whole runs that others published. Only the chosen environment is imported.
+it is None in the dataclass and comes from the tables that follow. PRESETS are the
+settings of whole runs that others published. Only the chosen environment is imported.
 
 Run me: `python settings.py` prints every flag with its default.
 """
@@ -21,8 +21,8 @@ from typing import Annotated, get_args, get_type_hints
 
 import tyro
 
-# A task is drawn from a seed. These ranges never overlap. Pretraining draws from 3e9
-# on, and held-out tasks from evaluate.HELD_OUT_SEEDS on.
+# Every task is drawn from a seed. The ranges that start here never overlap. Pretraining
+# uses seeds from 3e9 on, and held-out tasks those from evaluate.HELD_OUT_SEEDS on.
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
@@ -180,7 +180,7 @@ class Config:
 
 # ------------------------------------- defaults that depend on the environment or model
 
-SMALL_MODEL = 50e6  # parameters of a model that is small, as pico_base is
+SMALL_MODEL = 50e6  # the most parameters of a small model, such as pico_base
 BY_ENV = {  # defaults that depend on the environment
     "letters": {"difficulty": 6, "sft_style": "states"},
     "alphabet": {"difficulty": 0, "sft_style": "states"},
@@ -189,7 +189,7 @@ BY_ENV = {  # defaults that depend on the environment
     "known": {"difficulty": 0, "sft_style": ""},
 }
 BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
-# of swarm, which has 25 replies per episode
+# for swarm, which has 25 replies per episode
 LONG_BATCHES = {"num_tasks": 4, "sft_batch": 2, "eval_n": 128}
 # Small models: (lr, updates, max_tokens), what was stable on pico_base (results/).
 SMALL = {
@@ -199,9 +199,10 @@ SMALL = {
     "custom": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
-# SmolLM2's size on a CPU. Rate and updates of "known" taught it sums (docs/real.md),
-# with replies of 16 tokens; the rest are guesses. Replies are short: it does not think
-# at length, and longer ones would take too long.
+# For models of SmolLM2's size, on a CPU. With the rate and the updates of "known"
+# SmolLM2 learnt sums (docs/real.md), in replies of 16 tokens; the rest are guesses.
+# Replies are short because it does not think at length, and longer ones would take too
+# long.
 MEDIUM = {
     "letters": (1e-4, 60, 160),
     "alphabet": (1e-4, 40, 192),
@@ -227,11 +228,12 @@ RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
     # batch
     (float("inf"), 1e-5),
 )
-# Of LoRA: ten times prime-rl's for all weights (wordle, 1.7B); TRL's page has 2e-4.
+# For LoRA: ten times the rate at which prime-rl trains all weights (wordle, 1.7B).
+# TRL's page has 2e-4.
 SFT_RATE = 1e-4
-# LoRA needs ten times the rate of full fine-tuning, whatever its rank: found for SFT
-# and RL by Schulman et al. 2025 (thinkingmachines.ai/blog/lora), and so in TRL's pair
-# of runs, 1e-5 and 1e-6.
+# LoRA needs ten times the rate of full fine-tuning, whatever its rank. Schulman et al.
+# 2025 (thinkingmachines.ai/blog/lora) found this for SFT and RL, and TRL's pair of runs
+# does the same: 1e-5 and 1e-6.
 ALL_WEIGHTS = 0.1
 # The group size of all these prime-rl examples, and Tinker's; prime-rl's default batch
 # is 8 of 16.
@@ -250,14 +252,14 @@ LONGEST = {  # tokens of a reply
     "known": 1024,  # room for a derivation; our choice
 }
 # While it samples, a small model makes an error in one call of twelve. Without a
-# penalty, a run that posted trades ended at 36% errors; from 0.67 on, trying to accept
-# a fair offer does not pay for a policy that errs as often as the base does (measured
-# at commit 22b9273).
+# penalty, a run that posted trades ended with 36% errors. With a penalty of 0.67 or
+# more, trying to accept a fair offer does not pay for a policy that errs as often as
+# the base does (measured at commit 22b9273).
 SMALL_ERROR_PENALTY = 0.5
 
-# Other people's published runs, as far as described, with a model that fits one A100
-# instead of a 30B: no SFT, prime-rl's constant rate. What they leave open is ours: the
-# loss, the evaluations.
+# Other people's published runs, as far as they are described, but with a model that
+# fits one A100 instead of a 30B. There is no SFT, and the rate is constant, as in
+# prime-rl. What they leave open is our choice: the loss and the evaluations.
 PUBLISHED = {
     "model": "Qwen/Qwen3-4B-Instruct-2507",
     "lora_rank": 32,
@@ -283,7 +285,7 @@ PRESETS = {
         "sft_lr": 1e-5,
     },
     # SWARM v0.2 on Qwen3-30B-A3B-Thinking: batches of 64, 4 rollouts per example. Rank
-    # and rate were not published, and are the alphabet's. A conversation may reach
+    # and rate were not published; we took the alphabet's. A conversation may reach
     # 55,900 tokens (25 replies of 2048, and the text in between): to train on it, a 4B
     # needs gradient checkpointing.
     "swarm-published": PUBLISHED
@@ -305,7 +307,8 @@ PRESETS = {
         "vllm_memory": 0.7,
     },
     # prime-rl's alphabet-sort on this very model, with the rollouts of the published
-    # run of the 30B (its own file has 200 updates of 16 x 16). Tasks as by default.
+    # run of the 30B (prime-rl's file has 200 updates of 16 x 16). The tasks are the
+    # default ones.
     "alphabet-published": PUBLISHED
     | {
         "env": "alphabet",
@@ -322,7 +325,7 @@ PRESETS = {
 
 
 def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
-    """(model, environment, device, fixed settings): what a model is chosen by.
+    """(model, environment, device, fixed settings): what decides the choice of model.
 
     Fixed settings: {flag: value} of what was typed (even if it is the default), or set
     by a preset or by the caller of train(). "auto" and None leave the choice open.
@@ -336,12 +339,12 @@ def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
 def complete(
     cfg: Config, n_parameters: int, model: str, fits: dict, today: str = ""
 ) -> Config:
-    """A copy of cfg with all that depends on the model: what it trains with.
+    """A copy of cfg in which all settings that depend on the model are filled in.
 
-    model: the one that --model auto chose. The run keeps it, or --resume on another
-    machine would continue with another model. An embedded model is kept by its name,
-    because its path differs there. fits: settings with which that model fits the card.
-    today: the date, if the chat template writes it.
+    model: the one that --model auto chose. The run keeps it; otherwise --resume on
+    another machine would continue with another model. An embedded model is kept by its
+    name, because its path differs there. fits: settings that make the model fit the
+    card. today: the date, if the chat template writes it.
     """
     cfg = replace(cfg, **fits, today=today)
     if cfg.model == "auto":
@@ -350,7 +353,7 @@ def complete(
         # learnt fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
     if cfg.dtype == "bfloat16":
-        # sampler and trainer round differently, and a clip takes that for age
+        # sampler and trainer round differently, and a clip mistakes that for age
         fill(cfg, {"importance": "token"})
     fill(cfg, by_size(n_parameters, env_kind(cfg.env), not cfg.lora_rank))
     small_swarm = cfg.env == "swarm" and n_parameters <= SMALL_MODEL
@@ -418,7 +421,7 @@ def learning_rate(cfg: Config, update: int) -> float:
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
     """The tasks of an update: never the same twice, and different for each --seed."""
-    # %: with --max-staleness, there may be more batches than updates
+    # % because with --max-staleness there may be more batches than updates
     first = TRAIN_SEEDS + cfg.num_tasks * (
         cfg.seed * MOST_UPDATES + update % MOST_UPDATES
     )
@@ -455,12 +458,12 @@ OF_ENVIRONMENTS = {
 }
 # The levels of a curriculum, the easiest first.
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
-# It goes up when this measure is surely this high (bookkeeping/settled.py).
+# A curriculum goes up when this measure is surely this high (bookkeeping/settled.py).
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 
 
 def env_kind(env: str) -> str:
-    """A name in tables: the environment's own, "known", or "custom" (FILE.py:CLASS)."""
+    """An environment's name in tables: its own, "known" or "custom" (FILE.py:CLASS)."""
     if env.startswith(("jsonl:", "reasoning_gym:")):
         return "known"
     return "custom" if ".py:" in env else env
@@ -569,7 +572,7 @@ def read_value(kind_of: type, text: str, word: str):
 
 
 def make_env(cfg: Config, difficulty):
-    """A fresh environment, with the flags that it has fields for, and with --set."""
+    """A fresh environment, set by the flags that it has fields for and by --set."""
     if env_kind(cfg.env) == "known":
         return known_tasks().open_known(cfg.env, cfg.think)
     cls = class_of(cfg.env)

@@ -1,11 +1,11 @@
-"""SFT: warm-up on the scripted expert's episodes, before RL.
+"""Supervised fine-tuning (SFT): a warm-up on the scripted expert's episodes, before RL.
 
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
 The prompt is not learnt; the end-of-turn token is. The default expert only shows the
-format (think, then answer inside <answer>); it states counts without deriving them.
-Demonstrations are scarce, as in practice: there are 100. `--sft-style derives` teaches
-the algorithm instead.
+format (think, then answer inside <answer>): it states counts without deriving them.
+`--sft-style derives` teaches the algorithm instead. Demonstrations are scarce, as in
+practice: there are 100.
 
 Run me: `python sft.py` prints an expert episode and marks the tokens that are learnt.
 """
@@ -29,11 +29,11 @@ def sft(
     "demonstrations", how many were made; "beyond_context" and "too_long", how many of
     them were left out (select_demonstrations).
     """
-    if cfg.sft_steps == 0:  # needs no expert
+    if cfg.sft_steps == 0:  # then no expert is needed
         seeds = []
     episodes = [expert_episode(policy, new_env(), seed) for seed in seeds]
     shown, counts = select_demonstrations(policy, episodes, cfg.max_tokens)
-    optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
+    optimizer = adam(policy, cfg.sft_lr)  # SFT's own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(shown, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(how.bar(batches)):
@@ -53,8 +53,8 @@ def select_demonstrations(
     """(the demonstrations to show, how many there were and why some are left out).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
-    2. Those with a reply of more than max_tokens, which RL would cut, are left out,
-       too, unless that would leave none.
+    2. Those with a reply of more than max_tokens, which RL would cut, are left out as
+       well, unless that would leave none.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
@@ -84,8 +84,8 @@ def sft_step(
     tokens per forward pass. Raises FloatingPointError if loss or gradient is not
     finite, before the optimizer step.
     """
-    # Each part is divided by the n tokens of the whole batch, so the parts' gradients
-    # add up to that of the mean. (Several processes share the batch's episodes.)
+    # Each part's loss is divided by the n tokens of the whole batch, so the parts'
+    # gradients add up to that of the mean. (Several processes share the episodes.)
     n = sum(e.reply_tokens for e in episodes)
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = how.deal(by_length)
