@@ -289,8 +289,7 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # Constants. (A dataclass does not count a ClassVar among its fields, and only its
-    # fields are settings: train.py --set NAME=VALUE.)
+    # Constants, not settings: --set NAME=VALUE changes fields, and a ClassVar is none.
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 

@@ -51,8 +51,8 @@ def group_advantages(
 
     NaN marks a failed episode: it gets 0, and counts in no mean.
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
-              §4.1.2); "batch": those of all episodes; "none": nothing is subtracted or
-              divided
+              §4.1.2); "batch": those of all episodes; "none": nothing is subtracted,
+              nor divided, whatever `divide` says
     divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
               more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
               ValueError if a mean is negative
@@ -91,7 +91,7 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     """
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). --no-normalize drops it; that paper's loss, dr_grpo, never
-    # divides.
+    # divides. (LOSSES is the table further down.)
     divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"
     episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
@@ -272,8 +272,8 @@ def update(
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
             output = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
-            if batch.old_logprobs is None:  # at a batch's first pass
-                correct_for_age(batch, output, cfg)  # what the ratio divides by
+            if batch.old_logprobs is None:  # the first pass: what the ratio divides by
+                correct_for_age(batch, output, cfg)  # (fresh samples: by itself)
             ratio = RATIOS[spec.ratio](batch, output)  # [M]
             gain = spec.gain(batch, output, ratio, spec.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
@@ -459,8 +459,9 @@ if __name__ == "__main__":
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient (minus: likelier)")
         for name, spec in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
-            # zeros, so that a loss of yours that uses the entropy runs here, too
-            output = Output(logprobs, torch.zeros(4), entropy=torch.zeros(4))
+            # zeros, so that a loss of yours that needs them runs here, too
+            unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
+            output = Output(logprobs, torch.zeros(4), **unused)
             batch = new_batch(advantages=torch.tensor([1.0, -1.0])[episode_of])
             lengths = torch.tensor([1.0, 3.0])
             weights = token_weights(spec.weight, lengths, 4)[episode_of]

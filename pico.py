@@ -9,9 +9,10 @@ in a string. Pretraining gave it three habits:
     it states the counts <think> Let me count. a occurs 3 times, …      mostly wrong
     it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
-Nothing tells it which is best. It plays, each reply is scored, and replies that score
-above the mean of their group are made likelier. With seed 0 you will see (in brackets:
-the 95% interval)
+(Here the string is banana. Nobody asks for n, so it gets no number.) Nothing tells the
+model which habit is best. It answers each task eight times, and each reply is scored.
+Those that score above the mean of the eight are made likelier. With seed 0 you will see
+(in brackets: the 95% interval)
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells it out   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
@@ -54,7 +55,10 @@ if __name__ == "__main__":  # torch takes seconds to load, so speak first
     )
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # not needed here
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit("pico.py needs torch: pip install torch")
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -78,7 +82,7 @@ SFT_LR = 1e-4
 DEVICE = "cpu"  # or "cuda"; "mps" on a Mac was not run
 
 # A task is drawn from a seed. The ranges never overlap, so the model is never tested on
-# what it trained on. GRPO's tasks begin at 0.
+# what it trained on. With --seed 0, GRPO's tasks begin at 0.
 SFT_SEEDS = range(10**9, 10**9 + 100)
 DEV = range(2 * 10**9, 2 * 10**9 + 256)
 
@@ -116,8 +120,8 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
 
     If you change one thing in this file, change this function.
     """
-    rest = reply.rpartition("</think>")[2]  # what follows the thinking; or all of it
-    if "<think>" in rest:  # a thought never ends: an answer in it is void
+    rest = reply.rpartition("</think>")[2]  # after the thinking; all, if there is none
+    if "<think>" in rest:  # a thought never ends, so an answer in it does not count
         return 0.0
     if re.findall("</?answer>", rest) != ["<answer>", "</answer>"]:
         return 0.0
@@ -231,13 +235,13 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
     # Position t predicts token t + 1: the shift that everybody gets wrong once. After a
-    # prompt of 3 tokens, a reply of 2 is predicted at positions 2 and 3.
+    # prompt of 3 tokens, positions 2 and 3 (the first is 0) predict a reply of 2.
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
     # These rows are padded on the right. A token sees only what comes before it, so
     # padding changes nothing.
-    no_pad = torch.zeros_like(ids[:, 0])  # [N] zeros
+    no_pad = torch.zeros_like(ids[:, 0])  # [N] zeros: none on the left
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
     row_of = mask.nonzero()[:, 0]  # [M], the row of each True
@@ -628,7 +632,7 @@ if __name__ == "__main__":
             "lower TASKS, or shorten DEV, at the top of the file"
         )
     print(
-        "\nNext: change one line of pico.py and run it again. Try K = 1 near the top,\n"
-        "or another reward in reward_of. docs/pico.md shows the tensors of an update.\n"
+        "\nNext: change one line of pico.py and run it again. Try another reward in\n"
+        "reward_of, or LR near the top. docs/pico.md shows the tensors of an update.\n"
         "`make train` does the same by the book: faster, and with a report."
     )

@@ -9,14 +9,14 @@ is never rendered again: Qwen3's template would drop the thinking of earlier tur
 the environment says next is rendered alone, and appended. batch.py makes the mask of
 the loss from `sampled`.
 
-A run also logs `mismatch` (bookkeeping/columns.py): how far the trainer's log-probs are
-from the sampler's. Both compute them from the same weights, only in a different order.
-If they differ by more than rounding, there is a mistake.
-
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
     sampled      0            0   0  0          0            0          1       1 1
                  the prompt: given                     the policy's choices, its
                                                        end-of-turn token included
+
+A run also logs `mismatch` (bookkeeping/columns.py): how far the trainer's log-probs are
+from the sampler's, on average. Both compute them from the same weights, only in a
+different order. If they differ by more than rounding, there is a mistake.
 
 A group is k episodes of the *same* task: same seed, same prompt, new random numbers.
 
@@ -275,7 +275,7 @@ def take_turn(
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        # Also if the reply was cut off: the environment must see it to score it.
+        # step() is called even if the reply was cut off: only so it can be scored.
         new_messages, done = env.step(reply)
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
@@ -299,7 +299,7 @@ def append_given(episode: Episode, ids: list[int]) -> None:
 
 
 def finish(episode: Episode, env) -> None:
-    """Ask for the score. A failed episode has none: it is in no mean and in no loss."""
+    """Ask for the score and check it. A failed episode is in no mean and in no loss."""
     if episode.stop_reason == "error":
         return
     with end_on_failure(episode):
@@ -336,7 +336,8 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
-            # Nobody sampled these tokens, so they have no log-probs.
+            # Nobody sampled these tokens, so they have no log-probs. (`sampled` then
+            # marks what SFT learns.)
             sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)
     finish(episode, env)

@@ -362,7 +362,7 @@ TABLES: dict[str, Callable[[], str]] = {
         stages(
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
-            sft_states="the same for as many tokens as RL: it counts at a glance",
+            sft_states="more of these, for as many tokens as RL",
             rft="the warm-up's own right answers, drawn once and imitated",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
@@ -375,7 +375,7 @@ TABLES: dict[str, Callable[[], str]] = {
             start="warm-up: 100 answers",
             more_sft="the same answers for longer",
             grpo="**RL after the warm-up**",
-            true_answers="answers to 1,280 questions, as many as RL draws (3 seeds)",
+            true_answers="answers to 1,280 questions, as many as RL draws (3 seeds, bfloat16)",
             way_start="100 worked examples, no RL; longer replies",
         ),
     ),

@@ -28,7 +28,7 @@ MAX_TOKENS = 20  # dr_grpo's constant length
 CAP = 2.0  # of an importance weight
 REWARDS = [[1.0, 0.0, 0.3, 1.0], [0.0, 0.2, 1.0, 0.1]]
 # Not LOSSES: a loss that somebody adds has formulas of its own.
-OURS = ("reinforce", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl")
+OURS = ("reinforce", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dppo")
 
 
 # ------------------------------------------------------------------------------------- advantages
@@ -162,6 +162,7 @@ def test_token_weights_by_hand():
         "gspo": [1 / 4, 1 / 16],
         "cispo": [1 / 10, 1 / 10],
         "maxrl": [1 / 4, 1 / 16],
+        "dppo": [1 / 10, 1 / 10],
     }
     found = {loss: token_weights(LOSSES[loss].weight, lengths, 20).tolist() for loss in OURS}
     assert found == {loss: pytest.approx(weights) for loss, weights in expected.items()}
@@ -200,6 +201,13 @@ def test_micro_batches_hold_every_episode_once_within_the_budget(rows, budget, s
 
 
 # ------------------------------------------------------------------- a batch, and the formulas
+
+
+@pytest.fixture(autouse=True)
+def narrow_dppo(request, monkeypatch):
+    """With a model, dppo's clip is as narrow as the probabilities of random tokens ask for."""
+    if "load" in request.fixturenames:
+        monkeypatch.setitem(LOSSES, "dppo", replace(LOSSES["dppo"], clip=(2e-4, 2e-4)))
 
 
 def make_groups(policy, rewards, temperature: float = 1.0, noise: float = 0.4):
@@ -257,6 +265,10 @@ def naive_loss(policy, groups, loss, temperature=1.0, kl=0.0, reference=None, fa
                 gain = advantage * logp[t - 1]
             elif loss == "cispo":
                 gain = held.item() * advantage * logp[t - 1]
+            elif loss == "dppo":
+                moved = math.exp(logp[t - 1].item()) - math.exp(e.logprobs[t])
+                too_far = moved > eps_high if advantage > 0 else moved < -eps
+                gain = 0.0 * ratio if too_far else ratio * advantage
             else:
                 gain = min(ratio * advantage, held * advantage)
             if loss in ("grpo", "gspo", "maxrl"):
