@@ -431,6 +431,7 @@ TABLES: dict[str, Callable[[], str]] = {
             start="the warm-up alone",
             sft_states="more of the warm-up's demonstrations",
             rft="RFT: samples of the warm-up, drawn once, the right ones imitated",
+            star="STaR: the same in five rounds, each with new samples",
             selection="REINFORCE: the same, drawn anew in every update",
             grpo="GRPO: anew, and compared with their group",
             sft_derives="imitation of 100 demonstrations that spell",
@@ -441,6 +442,28 @@ TABLES: dict[str, Callable[[], str]] = {
             "exactly right": bold(exact()),
             "GRPO minus this": gain("grpo"),
             "work": work,
+        },
+    ),
+    "razor": lambda: made(  # how far each has moved, and what it has forgotten
+        arms("razor", "base", "start", "grpo", "positives", "spells_25", "spells_50", "spells_100"),
+        {
+            "letters, tier 6": "{what}",
+            "seeds": seeds,
+            "right, greedy": exact(),
+            "right, sampled": exact("sampled"),
+            "moved, nats, each seed": lambda arm: " ".join(
+                f"{row.mean():.1f}" for row in scores(arm, "moved", "sampled")
+            ),
+            "alphabet begun, sampled": lambda arm: exact("sampled")(
+                arm["others"][f"{arm['name']}_old"]
+            ),
+            "base minus this": lambda arm: (
+                difference(
+                    arm["others"], "base_old", f"{arm['name']}_old", "sampled", measure="exact"
+                ).points()
+                if arm["name"] != "base"
+                else ""
+            ),
         },
     ),
     "letters_no_thinking": lambda: made(
