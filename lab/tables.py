@@ -48,6 +48,9 @@ LABELS = {
     ("letters", "chance"): (
         "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves nothing)"
     ),
+    ("letters", "star"): (
+        "the right ones among the policy's samples, drawn anew in five rounds, imitated (STaR)"
+    ),
     ("real", "own"): (
         "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew in every "
         "update"
@@ -140,7 +143,8 @@ def less(ours: list, theirs: list, level: float = 0.95) -> Interval:
     """Ours minus theirs, paired by seed and task; a single policy is paired with every seed."""
     if len(ours) == 1 == len(theirs):
         return metrics.gain(theirs[0], ours[0])
-    theirs = theirs * len(ours) if len(theirs) == 1 else theirs
+    n = max(len(ours), len(theirs))
+    ours, theirs = (rows * n if len(rows) == 1 else rows for rows in (ours, theirs))
     return over([a - b for a, b in zip(ours, theirs)], level)
 
 
@@ -150,12 +154,13 @@ def share(right: float, n: int) -> str:
 
 # ------------------------------------------------------------------------------- arms and cells
 def arms(table: str, *names: str) -> list[dict]:
-    """The arms of results/TABLE.json, or those named.
+    """The arms of results/TABLE.json that have a seed, or those named.
 
     Each has its name, its label, the other arms, and the level of intervals of comparisons with it.
     """
     found, looked_at, rows = read(table)["arms"], LOOKED_AT.get(table, ()), []
-    for name in names or found:
+    done = [name for name, arm in found.items() if arm.get("seeds", True)]
+    for name in names or done:
         row = {"name": name, "others": found}
         row["level"] = claims.LEVEL if name in looked_at else 0.95
         if (table, name) in LABELS:
@@ -295,6 +300,16 @@ def per_seed(ours: list, theirs: list) -> str:
     return " ".join(f"{100 * (a - b).mean():+.1f}" for a, b in zip(ours, theirs))
 
 
+def forgotten(how: str) -> Cell:
+    """Alphabet of results/razor.json: the row's arm minus the base."""
+    old = "{name}_old".format_map
+    return lambda arm: (
+        ""
+        if arm["name"] == "base"
+        else difference(arm["others"], old(arm), "base_old", how, measure="exact").points()
+    )
+
+
 COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
     "seeds": seeds,
     "after SFT": lambda arm: percent(of_seeds(arm, "after_sft")),
@@ -375,7 +390,7 @@ TABLES: dict[str, Callable[[], str]] = {
             start="warm-up: 100 answers",
             more_sft="the same answers for longer",
             grpo="**RL after the warm-up**",
-            true_answers="answers to 1,280 questions, as many as RL draws (3 seeds, bfloat16)",
+            true_answers="1,280 answers, as many as RL's questions (3 seeds, bfloat16)",
             way_start="100 worked examples, no RL; longer replies",
         ),
     ),
@@ -454,16 +469,9 @@ TABLES: dict[str, Callable[[], str]] = {
             "moved, nats, each seed": lambda arm: " ".join(
                 f"{row.mean():.1f}" for row in scores(arm, "moved", "sampled")
             ),
-            "alphabet begun, sampled": lambda arm: exact("sampled")(
-                arm["others"][f"{arm['name']}_old"]
-            ),
-            "base minus this": lambda arm: (
-                difference(
-                    arm["others"], "base_old", f"{arm['name']}_old", "sampled", measure="exact"
-                ).points()
-                if arm["name"] != "base"
-                else ""
-            ),
+            "alphabet begun, greedy": lambda arm: exact()(arm["others"][f"{arm['name']}_old"]),
+            "this minus the base": forgotten("greedy"),
+            "the same, sampled": forgotten("sampled"),
         },
     ),
     "letters_no_thinking": lambda: made(
