@@ -19,7 +19,9 @@ from env_swarm import play as play_scripted
 from fast.sampler import TorchSampler
 from lab import environments, study, tables
 from lab.study import Begun, Table
+from policy import PICO, load_policy
 from rollout import play
+from steps import stir
 
 TINY = """--env letters --difficulty 1 --updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2
 --num-tasks 2 --k 2 --eval-n 4 --max-tokens 32 --no-eval-other-tiers"""
@@ -170,6 +172,15 @@ def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(
         assert given.startswith("<think>\n") and said.startswith(given) and len(said) > len(given)
         game.step(said)
     assert len(episode.logprobs) == len(episode.token_ids)
+
+
+def test_the_base_has_not_moved_and_a_policy_with_other_weights_has():
+    policy = load_policy(str(PICO), 4, 8, "cpu")
+    moved = partial(study.moved, policy, partial(Letters, 1, "binary", True, "bare"), range(8), 24)
+    assert moved() == pytest.approx([0.0] * 8, abs=1e-4)
+    stir(policy, 0.1)
+    assert sum(moved()) / 8 > 0.1, "a KL divergence, estimated"
+    assert moved() == moved(), "of the same samples, those of the base"
 
 
 # ------------------------------------------------------------------------------- environments
