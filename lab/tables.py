@@ -246,7 +246,7 @@ def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()
 
     def cell(arm: dict) -> str:
         found = difference(arm["others"], ours, arm["name"], how, "", measure, arm["level"])
-        text = found.points() if measure == "exact" else found.signed()
+        text = found.within(-1.0, 1.0).points() if measure == "exact" else found.signed()
         return "" if arm["name"] in (ours, *but) else text
 
     return cell
