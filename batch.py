@@ -150,8 +150,7 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
                    cap, and far noisier
         token_mask, sequence_mask
                    the weight is the ratio without a cap; a token or an episode whose
-                   ratio is outside BANDS weighs nothing, as the trainer would not have
-                   drawn it
+                   ratio is outside BANDS weighs nothing
 
     In all but clip, the clip bounds only this update's own steps (Hilton et al. 2022,
     §3), and the weight is a constant. The default depends on the model and on

@@ -272,8 +272,8 @@ def update(
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
             output = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
-            if batch.old_logprobs is None:  # the first pass: what the ratio divides by
-                correct_for_age(batch, output, cfg)  # (fresh samples: by itself)
+            if batch.old_logprobs is None:  # at a batch's first pass
+                correct_for_age(batch, output, cfg)  # sets what the ratio divides by
             ratio = RATIOS[spec.ratio](batch, output)  # [M]
             gain = spec.gain(batch, output, ratio, spec.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]

@@ -67,8 +67,10 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     reference = run.reference(policy)  # what --kl compares with; None without --kl
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    print(f"{healthy_values(cfg)}; …s + …s are the times to sample and to train;")
-    print("signal, entropy and the other words: learn/glossary.md")
+    print(
+        f"{healthy_values(cfg)}; …s + …s are the times to sample and to train\n"
+        "signal, entropy and the other words: learn/glossary.md"
+    )
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
         # fast/ahead.py gives the sampler the new weights, then calls rollout.play.

@@ -149,7 +149,7 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
             return {"sampled": {"exact": digits(right)}}
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
-    if "moved" in table.measures:
+    if "moved" in table.measures and not arm["begun"]:
         found["sampled"]["moved"] = moved(policy, make_env, seeds, cfg.max_tokens)
     return found
 

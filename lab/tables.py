@@ -300,6 +300,11 @@ def per_seed(ours: list, theirs: list) -> str:
     return " ".join(f"{100 * (a - b).mean():+.1f}" for a, b in zip(ours, theirs))
 
 
+def moved(middle: Callable) -> Cell:
+    """How far each seed's policy is from its base: the middle over replies."""
+    return lambda arm: " ".join(f"{middle(row):.1f}" for row in scores(arm, "moved", "sampled"))
+
+
 def forgotten(how: str) -> Cell:
     """Alphabet of results/razor.json: the row's arm minus the base."""
     old = "{name}_old".format_map
@@ -467,9 +472,8 @@ TABLES: dict[str, Callable[[], str]] = {
             "seeds": seeds,
             "right, greedy": exact(),
             "right, sampled": exact("sampled"),
-            "moved, nats, each seed": lambda arm: " ".join(
-                f"{row.mean():.1f}" for row in scores(arm, "moved", "sampled")
-            ),
+            "moved, nats: mean of each seed": moved(np.mean),
+            "median": moved(np.median),
             "alphabet begun, greedy": lambda arm: exact()(arm["others"][f"{arm['name']}_old"]),
             "this minus the base": forgotten("greedy"),
             "the same, sampled": forgotten("sampled"),

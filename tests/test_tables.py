@@ -75,6 +75,7 @@ def test_digits_are_short_and_differences_are_paired_by_seed_and_task():
     same = tables.less(ours, ours)
     assert same.mean == 0 and same.high < 0.5
     assert tables.less(ours[:1], theirs) == metrics.gain(theirs[0], ours[0])
+    assert tables.less(theirs, ours).mean == -tables.less(ours, theirs).mean, "with every seed"
 
 
 @pytest.mark.parametrize(
