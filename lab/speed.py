@@ -261,7 +261,6 @@ def peers(setup: Setup) -> dict:
     for side, package in ((side, SIDES[side]) for side in wanted):
         for found in metadata.distributions(name=package):
             model = setup.model + " in bfloat16" * (setup.dtype == "bfloat16")
-            model += " beside float32" * any(x.endswith("_float32") for x in wanted)
             name = f"{model}, {side}, {package} {found.version}"
             arms[name] = {"settings": asdict(setup), "rounds": []}
     for _, (name, arm) in itertools.product(range(setup.rounds), arms.items()):
