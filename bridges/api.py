@@ -302,6 +302,19 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
     return episode
 
 
+async def play_all(end: Endpoint, make_env: Callable, seeds: list[int], keep: Callable) -> None:
+    """An episode of each seed, as many at a time as --api-concurrency says; keep(episode) when it
+    is over."""
+    remaining = iter(enumerate(seeds))
+
+    async def player() -> None:
+        for group, seed in remaining:
+            keep(await play_one(end, make_env, seed, group))
+
+    async with end.client:
+        await asyncio.gather(*(player() for _ in range(end.cfg.api_concurrency)))
+
+
 # ----------------------------------------------------------------------------- train.py --api-base
 
 
@@ -319,23 +332,18 @@ def evaluate_api(cfg: Config) -> Path:
     folder, lock = make_folder(cfg)  # noqa: F841  (the lock is kept while it lives)
     records.write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next((name, env) for name, (own, env) in eval_sets(cfg).items() if own)
-    remaining, played, ended = iter(enumerate(seeds)), {}, ""
+    played, ended = {}, ""
 
-    async def player() -> None:
-        for group, seed in remaining:
-            played[group] = await play_one(end, make_env, seed, group)
-            records.save_episodes(folder, 0, "final", None, [[played[group]]])
-            bar.update()
-            if not end.spent["answers"] and len(played) >= max(3, cfg.api_concurrency):
-                raise TimeoutError("nothing was ever answered, the rest is not tried")
-
-    async def players() -> None:
-        async with end.client:
-            await asyncio.gather(*(player() for _ in range(cfg.api_concurrency)))
+    def keep(episode: Episode) -> None:
+        played[episode.group] = episode
+        records.save_episodes(folder, 0, "final", None, [[episode]])
+        bar.update()
+        if not end.spent["answers"] and len(played) >= max(3, cfg.api_concurrency):
+            raise TimeoutError("nothing was ever answered, the rest is not tried")
 
     with tqdm(total=cfg.eval_n, desc=f"{cfg.model}, {tasks}", unit=" tasks") as bar:
         try:
-            asyncio.run(players())
+            asyncio.run(play_all(end, make_env, seeds, keep))
         except (KeyboardInterrupt, TimeoutError) as stop:
             ended = str(stop) or "stopped by you"
     episodes = [e for _, e in sorted(played.items()) if e.stop_reason != "error"]

@@ -1229,14 +1229,12 @@ def doctor() -> Iterable[list]:
         yield [name, illness["causes"][0], flags if first == name else f"as *{first}*"]
 
 
-def claimed(check: claims.Check) -> list[str]:
-    """A check's columns. A difference of two shares is at most 100 points; Student's t does not
-    know that, so the interval ends there."""
-    text, predicted, measured, many, verdict = claims.row(check)
-    if check.unit == " points":
-        found = claims.interval(check.rows, most=check.most)
-        measured = found.within(-1.0, 1.0).points()
-    return [text, predicted, measured, many, verdict and f"**{verdict}**"]
+def claimed() -> Iterable[list]:
+    """Every check of every claim, with its verdict in bold type."""
+    for name in claims.CLAIMS:
+        for check in claims.checks(name):
+            *columns, verdict = claims.row(check)
+            yield [name, *columns, verdict and f"**{verdict}**"]
 
 
 TABLES |= {
@@ -1250,8 +1248,7 @@ TABLES |= {
         },
     ),
     "claim_numbers": lambda: table(  # what decides each claim, and what pages cite besides
-        "claim | number | predicted | measured | n | verdict",
-        ([name, *claimed(check)] for name in claims.CLAIMS for check in claims.checks(name)),
+        "claim | number | predicted | measured | n | verdict", claimed()
     ),
     "trust": lambda: made(  # what was tried, how often it happened, and Wilson's interval of that
         arms("trust"),

@@ -3,7 +3,6 @@ again, and what is kept of a held-out task is what was played."""
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -90,8 +89,7 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
     assert [seed["held_out"]["tier 6"]["greedy"]["exact"] for seed in arm["seeds"]] == ["0", "0"]
     assert arm["seeds"][0]["work"] == 1 + 3 * 0.2
-    with ThreadPoolExecutor(2) as pool:  # several at a time: the same
-        made_up.grow("swept", 99, pool.map)
+    made_up.grow("swept", 99)
     again = made_up.kept("swept")["seeds"]
     assert again[:2] == arm["seeds"] and [seed["seed"] for seed in again] == [0, 1, 2]
 
@@ -162,7 +160,7 @@ ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, st
 def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(
     pico, make_env, words, size
 ):
-    sampler = Begun(TorchSampler(pico), pico, words)
+    sampler = Begun(TorchSampler(pico), words)
     (((episode,),)) = play(pico, sampler, partial(sampler.watch, make_env), [5], 1, size, 0.0, 0)
     game = make_env(style="derives") if make_env is ALPHABET else make_env()
     game.style = "derives"
