@@ -171,8 +171,8 @@ def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
 
 def too_long(error: Exception) -> bool:
     """Does the conversation not fit into the model's context?"""
-    refused = isinstance(error, openai.BadRequestError)
-    return refused and bool(re.search("context[ _]length", str(error), re.IGNORECASE))
+    told = re.search("context[ _]length", str(error), re.IGNORECASE)
+    return isinstance(error, openai.BadRequestError) and bool(told)
 
 
 def reason_of(end: Endpoint, error: Exception) -> str:
@@ -262,11 +262,13 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
     """
     if not calls:
         return in_plain_words(new, None, QWEN)
-    result = "\n".join(m["content"] for m in new if m["role"] == "tool")
-    results = [result] + ["not carried out: one call a turn"] * (len(calls) - 1)
-    others = [m for m in new if m["role"] != "tool"]
-    answer = lambda call, text: {"role": "tool", "tool_call_id": call["id"], "content": text}
-    return [answer(call, text) for call, text in zip(calls, results)] + others
+    results = ["\n".join(m["content"] for m in new if m["role"] == "tool")]
+    results += ["not carried out: one call a turn"] * (len(calls) - 1)
+    told = [
+        {"role": "tool", "tool_call_id": call["id"], "content": result}
+        for call, result in zip(calls, results)
+    ]
+    return told + [m for m in new if m["role"] != "tool"]
 
 
 # ---------------------------------------------------------------------------------------- episodes

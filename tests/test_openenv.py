@@ -47,7 +47,7 @@ WRONG = [
 def url():
     """The server as people start it, in a process of its own."""
     port = free_port()
-    command = [sys.executable, "-m", "bridges.openenv_swarm", "--port", port, "--sessions", "4"]
+    command = [sys.executable, "-m", "bridges.openenv_swarm", "--port", port]
     server = subprocess.Popen(command, cwd=ROOT, env=ENV)
     address, health = f"http://127.0.0.1:{port}", None
     while health is None and server.poll() is None:
