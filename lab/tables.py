@@ -1,7 +1,6 @@
 """The tables of README.md and docs/, made from results/*.json, so that the pages cannot drift.
 
     python -m lab.tables            # make every table again, in place, between its markers
-    python -m lab.tables --check    # change nothing; report what does not agree
 
 A page has `<!-- table: NAME -->`, the table, `<!-- end -->`. TABLES has the rows and columns of
 each NAME; `made` writes any of them. results/TABLE.json has one entry per arm and seed, with one
@@ -42,23 +41,25 @@ INTERVAL = re.compile(
 WAYS = ("greedy", "sampled")
 # Better names of arms. results/ keeps the name that lab/study.toml had when they ran.
 LABELS = {
-    ("letters", "selection"): (
-        "RL without a baseline (REINFORCE on right answers), drawn anew in every update"
-    ),
-    ("letters", "chance"): (
-        "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves nothing)"
-    ),
-    ("letters", "star"): (
-        "the right ones among the policy's samples, drawn anew in five rounds, imitated (STaR)"
-    ),
-    ("real", "own"): (
-        "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew in every "
-        "update"
-    ),
-    ("real", "way_start"): (
-        "50 steps of SFT on 100 answers with the way to them (its replies may have 64 tokens, "
+    ("letters", "selection"): {
+        "what": "RL without a baseline (REINFORCE on right answers), drawn anew in every update"
+    },
+    ("letters", "chance"): {
+        "what": "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves "
+        "nothing)"
+    },
+    ("letters", "star"): {
+        "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated "
+        "(STaR)"
+    },
+    ("real", "own"): {
+        "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew in "
+        "every update"
+    },
+    ("real", "way_start"): {
+        "what": "50 steps of SFT on 100 answers with the way to them (its replies may have 64 tokens, "
         "GRPO's 16)"
-    ),
+    },
 }
 # Arms that got more seeds after a look at held-out results. Comparisons with them have the wider
 # interval that a claim has for its looks.
@@ -158,15 +159,15 @@ def arms(table: str, *names: str) -> list[dict]:
 
     Each has its name, its label, the other arms, and the level of intervals of comparisons with it.
     """
-    found, looked_at, rows = read(table)["arms"], LOOKED_AT.get(table, ()), []
+    found = read(table)["arms"]
     done = [name for name, arm in found.items() if arm.get("seeds", True)]
-    for name in names or done:
-        row = {"name": name, "others": found}
-        row["level"] = claims.LEVEL if name in looked_at else 0.95
-        if (table, name) in LABELS:
-            row["what"] = LABELS[table, name]
-        rows.append(found[name] | row)
-    return rows
+    level = lambda name: claims.LEVEL if name in LOOKED_AT.get(table, ()) else 0.95
+    return [
+        found[name]
+        | {"name": name, "others": found, "level": level(name)}
+        | LABELS.get((table, name), {})
+        for name in names or done
+    ]
 
 
 def stages(table: str, **names: str) -> list[dict]:
@@ -191,8 +192,11 @@ def work(arm: dict) -> str:
     return f"{np.mean([seed['work'] for seed in arm['seeds']]):.1f}"
 
 
-def reward(how: str = "greedy", world: str = "") -> Cell:
-    return lambda arm: over(scores(arm, "reward", how, world)).text()
+def value(measure: str, how: str = "greedy", world: str = "") -> Cell:
+    return lambda arm: over(scores(arm, measure, how, world)).text()
+
+
+reward = partial(value, "reward")
 
 
 def exact(how: str = "greedy") -> Cell:
@@ -215,19 +219,19 @@ def difference(
     return less(*(scores(arms[name], measure, how, world) for name in (a, b)), level)
 
 
-def beside(rows: list[dict], ours: str, how: str) -> list[dict]:
-    """Each row with `ours` minus it and p, corrected by Holm over the rows that were played so."""
-    played = lambda row: how in next(iter(row["seeds"][0]["held_out"].values()))
-    of = {row["name"]: np.array(scores(row, how=how)) for row in rows if played(row)}
-    found = {name: differ(of[ours], theirs) for name, theirs in of.items() if name != ours}
-    p = dict(zip(found, map(small, holm([p for _, p, _ in found.values()]))))
-    text = {name: f"{found[name][0].points()}, p {p[name]}" for name in found}
-    return [row | {how: text.get(row["name"], "")} for row in rows]
+def beside(ours: str, rows: list[dict]) -> list[dict]:
+    """Each row with `ours` minus it and p, greedy and sampled.
 
-
-def ingredients() -> list[dict]:
-    """The default and what is compared with it on letters."""
-    return arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1") + arms("es")
+    p is corrected by Holm over the rows that were played so.
+    """
+    for how in WAYS:
+        played = [row for row in rows if how in next(iter(row["seeds"][0]["held_out"].values()))]
+        of = {row["name"]: np.array(scores(row, how=how)) for row in played}
+        found = {name: differ(of[ours], theirs) for name, theirs in of.items() if name != ours}
+        p = dict(zip(found, map(small, holm([p for _, p, _ in found.values()]))))
+        text = {name: f"{found[name][0].points()}, p {p[name]}" for name in found}
+        rows = [row | {how: text.get(row["name"], "")} for row in rows]
+    return rows
 
 
 def rate(arm: dict) -> str:
@@ -410,7 +414,7 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe": lambda: made(  # each ingredient beside the default
-        beside(beside(ingredients(), "grpo", "greedy"), "grpo", "sampled"),
+        beside("grpo", arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1") + arms("es")),
         {
             "letters, tier 6": "{what}",
             "rate": rate,
@@ -422,7 +426,7 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe_turns": lambda: made(
-        beside(arms("recipe", "per_episode", "per_turn"), "per_episode", "greedy"),
+        beside("per_episode", arms("recipe", "per_episode", "per_turn")),
         {
             "alphabet, three turns, 3 seeds": "{what}",
             "rate": rate,
@@ -959,11 +963,6 @@ PROXY = {  # what the page predicted: (an arm, minus another, in this world, by 
 }
 
 
-def played_in(measure: str, world: str) -> Cell:
-    """Sampled, in this world."""
-    return lambda arm: over(scores(arm, measure, "sampled", world)).text()
-
-
 TABLES |= {
     "swarm": lambda: made(  # base, SFT and GRPO on held-out scenarios
         stages(
@@ -1067,12 +1066,12 @@ TABLES |= {
         {
             "swarm, medium, sampled": "{what}",
             "seeds": seeds,
-            "reward, p known": played_in("reward", "p known"),
-            "reward, noise, soft gate": played_in("reward", "noise, soft"),
-            "reward, noise, hard gate": played_in("reward", "noise, hard"),
-            "quality, p known": played_in("quality", "p known"),
-            "works, p known": played_in("used_submit_work", "p known"),
-            "trades proposed, p known": played_in("used_propose_trade", "p known"),
+            "reward, p known": value("reward", "sampled", "p known"),
+            "reward, noise, soft gate": value("reward", "sampled", "noise, soft"),
+            "reward, noise, hard gate": value("reward", "sampled", "noise, hard"),
+            "quality, p known": value("quality", "sampled", "p known"),
+            "works, p known": value("used_submit_work", "sampled", "p known"),
+            "trades proposed, p known": value("used_propose_trade", "sampled", "p known"),
         },
     ),
     "proxy_predicted": lambda: table(
@@ -1290,14 +1289,10 @@ def wrong(texts: dict[object, str]) -> list[str]:
 
 
 def main() -> None:
-    before = {page: page.read_text(encoding="utf8") for page in pages()}
-    after = {page: remake(text) for page, text in before.items()}
-    problems = wrong(after)
-    for page in after:
-        if sys.argv[1:] != ["--check"]:
-            page.write_text(after[page], encoding="utf8")
-        elif after[page] != before[page]:
-            problems.append(f"{page}: not what results/ gives; run python -m lab.tables")
+    texts = {page: remake(page.read_text(encoding="utf8")) for page in pages()}
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf8")
+    problems = wrong(texts)
     print("\n".join(problems) or "every table and every interval is that of results/")
     sys.exit(bool(problems))
 
