@@ -91,14 +91,24 @@ def main() -> None:
     mean = lambda size: sum(train(table.flags, 0, *size)[0](settings.DEV_SEEDS, 256)) / 256
     swept = {size: mean(size) for size in SIZES}
     best = max(swept, key=swept.get)  # the first of equals
-    sizes = {f"sigma {sigma} --lr {lr}": {"development": x} for (sigma, lr), x in swept.items()}
-    arm = {"what": "evolution strategies: no backward pass", "swept": sizes, "seeds": []}
-    arm |= {"settings": "sigma {} --lr {}".format(*best), "planned": table.seeds}
+    name = "sigma {} --lr {}".format
+    arm = {
+        "what": "evolution strategies: no backward pass",
+        "swept": {name(*size): {"development": x} for size, x in swept.items()},
+        "seeds": [],
+        "settings": name(*best),
+        "planned": table.seeds,
+    }
     for seed in range(table.seeds):
         exact, tokens = train(table.flags, seed, *best)
-        held_out = {"tier 6": {"greedy": {"exact": digits(exact(HELD_OUT_SEEDS, 512))}}}
-        told = {"tokens": {"sampled": tokens, "trained": 0}, "machine": cpu_name()}
-        arm["seeds"].append({"seed": seed, "held_out": held_out, "commit": commit()} | told)
+        entry = {
+            "seed": seed,
+            "held_out": {"tier 6": {"greedy": {"exact": digits(exact(HELD_OUT_SEEDS, 512))}}},
+            "commit": commit(),
+            "tokens": {"sampled": tokens, "trained": 0},
+            "machine": cpu_name(),
+        }
+        arm["seeds"].append(entry)
         keep(RESULTS / "es.json", {"made_by": "python -m lab.es"}, {"es": arm})
 
 

@@ -196,8 +196,7 @@ def write(run: Path, data: Path) -> None:
     for name, adapter in adapters.items():
         put(policy, adapter and as_shipped(adapter))
         sampler.sync()
-        update = int(name) if adapter else -1
-        stops.append({"name": name, "update": update, **measure(rollout)})
+        stops.append({"name": name, "update": int(name) if adapter else -1, **measure(rollout)})
         print(stops[-1], flush=True)
         if adapter:
             text = text_of(*(array for each in rounded(adapter).values() for array in each))

@@ -1,6 +1,5 @@
 """Train the missing arms of a table. lab/study.toml has every table's arms as data.
 
-    python -m lab.study --list                       # the tables, their arms, and the seeds done
     python -m lab.study letters                      # what results/letters.json does not have yet
     python -m lab.study letters --arms grpo chance --seeds 2 --runs /tmp/runs --results /tmp/results
 
@@ -46,7 +45,7 @@ from batch import collate
 from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.pretrained import load_checked
-from bookkeeping.records import lines
+from bookkeeping.records import config_of, lines
 from bookkeeping.run import commit
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
@@ -83,8 +82,7 @@ def train(flags: str, folder: Path, here: Sequence[str]) -> None:
         return
     words = [*flags.split(), "--runs", str(folder.parent), "--name", folder.name, "--no-wandb"]
     if (folder / "config.json").exists():
-        env = json.loads((folder / "config.json").read_text())["env"]
-        words = ["--resume", str(folder), "--env", env]
+        words = ["--resume", str(folder), "--env", config_of(folder)["env"]]
     subprocess.run([sys.executable, "train.py", *words, *here], cwd=ROOT, check=True)
 
 
@@ -140,11 +138,11 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     many = max(arm["best_of"], arm["draws"])
     for how in ["sampled"] if many > 1 else table.decodings:
         how_drawn = (many, cfg.max_tokens, float(how == "sampled"), seed)
-        played = [play(policy, sampler, make_env, batch, *how_drawn) for batch in batches]
+        groups = [g for b in batches for g in play(policy, sampler, make_env, b, *how_drawn)]
         if arm["draws"] > 1:  # of each task: how many of its samples are right
-            right = [sum(e.components["exact"] for e in g) for groups in played for g in groups]
+            right = [sum(e.components["exact"] for e in group) for group in groups]
             return {"sampled": {"exact": digits(right)}}
-        best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
+        best = [max(group, key=lambda e: e.reward) for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
     if "moved" in table.measures and not arm["begun"]:
         found["sampled"]["moved"] = moved(policy, make_env, seeds, cfg.max_tokens)
@@ -285,19 +283,14 @@ def main(
     runs: Path = ROOT / "runs",
     results: Path = RESULTS,
     threads: int = 1,
-    list: bool = False,
 ) -> None:
     """arms: only these. seeds: at most so many. runs: where each table gets a folder for its runs.
-    results: the folder of TABLE.json. threads: per run. list: only print what there is."""
+    results: the folder of TABLE.json. threads: per run."""
     tables = read_tables(runs, results, ["--threads", f"{threads}"])
-    if table not in tables and not list:
+    if table not in tables:
         raise SystemExit(f"{table or 'no table'}: choose one of {', '.join(tables)}")
-    for one in [tables[table]] if table else tables.values():
-        for arm in arms or one.arms:
-            if list:
-                print(f"{one.name:9} {arm:18} {len(one.kept(arm)['seeds'])} seeds")
-            else:
-                one.grow(arm, seeds)
+    for arm in arms or tables[table].arms:
+        tables[table].grow(arm, seeds)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import play as play_scripted
 from fast.sampler import TorchSampler
+from helpers import write_lines
 from lab import environments, study, tables
 from lab.study import Begun, Table
 from policy import PICO, load_policy
@@ -41,8 +42,13 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
 
     # without the seconds to import torch anew
     monkeypatch.setattr(study, "subprocess", SimpleNamespace(run=run))
-    measures = ["reward", "exact", "of another world"]
-    table = {"flags": TINY, "seeds": 1, "measures": measures, "worlds": WORLDS, "arms": ARMS}
+    table = {
+        "flags": TINY,
+        "seeds": 1,
+        "measures": ["reward", "exact", "of another world"],
+        "worlds": WORLDS,
+        "arms": ARMS,
+    }
     one = Table("tiny", table, tmp_path / "runs", tmp_path)
     for arm in ARMS:
         one.grow(arm, seeds=9)
@@ -71,19 +77,26 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
     def train(flags, folder, threads):
         right = {"a": 1, "b": 3, "c": 3}[folder.name.split("-")[1]]
         folder.mkdir(parents=True, exist_ok=True)
-        tokens = {"sampled": 1_000_000, "trained": 200_000, "sft": 100_000}
-        machine = {"device": "CPU", "commit": "abc"}
-        summary = {"tokens": tokens, "seconds": {"total": 9.0}, "machine": machine}
+        summary = {
+            "tokens": {"sampled": 1_000_000, "trained": 200_000, "sft": 100_000},
+            "seconds": {"total": 9.0},
+            "machine": {"device": "CPU", "commit": "abc"},
+        }
         (folder / "summary.json").write_text(json.dumps(summary))
         final = {"stage": "final", "trained": True, "exact": [1] * right + [0] * (4 - right)}
-        (folder / "evals.jsonl").write_text(json.dumps(final))
+        write_lines(folder / "evals.jsonl", [final])
 
     monkeypatch.setattr(study, "train", train)
     held = lambda table, arm, flags, folder, seed: {"greedy": {"exact": f"{'--b' not in flags:d}"}}
     monkeypatch.setattr(study, "play_world", held)
-    arms = {"swept": {"what": "swept", "sweep": ["--a", "--b", "--c"]}}
-    table = {"flags": "--env letters", "seeds": 3, "measures": ["exact"], "arms": arms}
-    made_up = Table("made", table | {"worlds": {"tier 6": ""}}, tmp_path / "runs", tmp_path)
+    table = {
+        "flags": "--env letters",
+        "seeds": 3,
+        "measures": ["exact"],
+        "worlds": {"tier 6": ""},
+        "arms": {"swept": {"what": "swept", "sweep": ["--a", "--b", "--c"]}},
+    }
+    made_up = Table("made", table, tmp_path / "runs", tmp_path)
     made_up.grow("swept", 2)
     arm = made_up.kept("swept")
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
