@@ -52,9 +52,8 @@ try:
 except ModuleNotFoundError:
     raise ValueError("--api-base needs the package openai; pip install openai") from None
 
-from bookkeeping import records, report
+from bookkeeping import records, refusals, report
 from bookkeeping.folder import code_hash, make_folder
-from bookkeeping.refusals import check, guarded, preflight
 from chat import QWEN, in_plain_words
 from env_letters import split_thinking
 from evaluate import eval_line, eval_sets
@@ -281,7 +280,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
     """
     episode = Episode(seed, group, [], [], [])
     try:
-        env = guarded(make_env)
+        env = refusals.guarded(make_env)
         episode.messages = list(env.reset(seed))
         talk, done = list(episode.messages), False
         while not done:
@@ -325,8 +324,8 @@ def evaluate_api(cfg: Config) -> Path:
 
     Returns its run folder, which bookkeeping/compare.py takes like any other.
     """
-    check(cfg)
-    preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; without SFT
+    refusals.check(cfg)
+    refusals.preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; without SFT
     seeds = dev_seeds(cfg)
     cfg.eval_n = len(seeds)  # a file of rows may have fewer
     fill(cfg, by_size(math.inf, env_kind(cfg.env)))

@@ -32,9 +32,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from bookkeeping import records, report
-from bookkeeping.folder import find_checkpoint, load_checkpoint, readable, refuse_base
-from bookkeeping.pretrained import load_checked
+from bookkeeping import folder, pretrained, records, report
 from fast.vllm_engine import room_for
 from policy import EMBEDDED
 
@@ -121,7 +119,7 @@ def export(
             f"{run}: there is no summary.json in it, so it is no finished run; "
             "train to the end first, or check the path"
         )
-    saved = find_checkpoint(run / "checkpoint")
+    saved = folder.find_checkpoint(run / "checkpoint")
     if saved is None:
         raise SystemExit(f"{run}: it has no checkpoint; check the path, or train it again")
     with records.foreign(run):
@@ -135,15 +133,15 @@ def export(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
-    policy = load_checked(model or base_of(summary), rank, alpha, device="cpu")
-    refuse_base(saved, policy)
+    policy = pretrained.load_checked(model or base_of(summary), rank, alpha, device="cpu")
+    folder.refuse_base(saved, policy)
     if dtype == "auto":  # as in load_policy
         dtype = "bfloat16" if rank and "CPU" not in summary["machine"]["device"] else "float32"
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
         made = Path(room) / "made"
         made.mkdir()
-        load_checkpoint(saved, policy)
+        folder.load_checkpoint(saved, policy)
         if kind == "adapter":
             # The name of its base, and no path on the training machine.
             policy.model.peft_config["default"].base_model_name_or_path = policy.name
@@ -157,7 +155,7 @@ def export(
         (made / "README.md").write_text(text, encoding="utf-8")
         for picture in run.glob("curves.png"):
             shutil.copy(picture, made)
-        readable(made, "README.md")
+        folder.readable(made, "README.md")
         made.rename(out)  # whole or not at all
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
 

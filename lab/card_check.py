@@ -22,8 +22,7 @@ import torch
 import train
 from chat import prompt_ids
 from env_letters import Letters
-from fast import machine
-from fast.vllm_engine import VllmSampler
+from fast import machine, vllm_engine
 from lab.speed import toss
 from policy import PICO, load_policy, plain_forward
 
@@ -75,7 +74,7 @@ def start(model: str) -> None:
         for seed in range(2_600_000_000, 2_600_000_008)
     ]
     say("model loaded", torch=torch.__version__, driver=machine.nvidia_driver())
-    sampler = VllmSampler(policy, longest=2048)
+    sampler = vllm_engine.VllmSampler(policy, longest=2048)
     say("vLLM started", vllm=sys.modules["vllm"].__version__)
     say("greedy", **greedy(policy, sampler, prompts))
     for weight in policy.trainable().values():  # LoRA's B is 0: a lost adapter would not show

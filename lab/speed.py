@@ -38,9 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from chat import prompt_ids
 from env_letters import Letters
-from fast.layers import products_dtype
-from fast.logprobs import attention
-from fast.machine import cpu_name, peak_memory, use_cpu
+from fast import layers, logprobs, machine
 from fast.sampler import TorchSampler
 from grpo import update
 from lab.tables import RESULTS, SPEEDS, keep, speeds, table
@@ -86,7 +84,7 @@ new_env = partial(Letters, difficulty=6, reward_kind="binary", think=True, style
 
 def load(setup: Setup, side: str) -> tuple[Policy, list[list[int]]]:
     """The policy of a side, and the token ids of the prompts."""
-    use_cpu("cpu", setup.threads)
+    machine.use_cpu("cpu", setup.threads)
     rank = 0 if "trl" in side or "sampling" in side else 32
     policy = load_policy(setup.model, rank, 2 * rank, "cpu")
     prompts = [
@@ -115,8 +113,8 @@ def toss(groups: list[list[Episode]]) -> list[Episode]:
 
 
 # ------------------------------------------------------------------------------- the sides
-# Each returns the seconds of one batch of tasks x k replies. A side in float32 is ours, with a policy
-# that is not in bfloat16.
+# Each returns the seconds of one batch of tasks x k replies. A side in float32 is ours, with a
+# policy that is not in bfloat16.
 def update_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
     cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
@@ -136,7 +134,7 @@ def update_limit(setup: Setup, policy: Policy, prompts: list) -> float:
     """What the products of our update would take at the speed of the best product here."""
     with FlopCounterMode(display=False) as counter:  # it does not know oneDNN's packed products
         update_ours(setup, replace(policy, bfloat16=False), prompts)  # two batches
-    x = torch.randn(2048, 2048, dtype=products_dtype(policy))
+    x = torch.randn(2048, 2048, dtype=layers.products_dtype(policy))
     best = min(timeit.repeat(lambda: x @ x, number=1, repeat=30))
     return counter.get_total_flops() / 2 * best / (2 * len(x) ** 3)
 
@@ -182,7 +180,7 @@ def update_trl(setup: Setup, policy: Policy, prompts: list) -> float:
     folder, dtype = policy.lm.config.name_or_path, setup.trl_dtype
     tasks = [{"prompt": new_env().reset(SEEDS + i)} for i in range(2 * setup.tasks)]
     # In bfloat16 torch's own choice is faster.
-    with attention(policy.lm, 0) if dtype == "float32" else nullcontext():
+    with logprobs.attention(policy.lm, 0) if dtype == "float32" else nullcontext():
         trl.GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True),
             args=args,
@@ -214,7 +212,7 @@ def sampling_generate(setup: Setup, policy: Policy, prompts: list) -> float:
         "max_new_tokens": setup.reply,
         "pad_token_id": policy.tokenizer.pad_token_id,
     }
-    with torch.inference_mode(), attention(policy.lm, 0):
+    with torch.inference_mode(), logprobs.attention(policy.lm, 0):
         return seconds(lambda step: policy.lm.generate(**padded, **how))
 
 
@@ -244,7 +242,7 @@ def measured(side: str, setup: Setup) -> dict:
     policy, prompts = load(setup, side)
     return {
         "seconds": globals()[side.replace("float32", "ours")](setup, policy, prompts),
-        "mb": 1024 * peak_memory(),
+        "mb": 1024 * machine.peak_memory(),
         "tokens": setup.tasks * setup.k * setup.reply,
     }
 
@@ -268,7 +266,10 @@ def peers(setup: Setup) -> dict:
 def main(setup: Setup) -> None:
     os.environ |= {"OMP_NUM_THREADS": str(setup.threads)} | KEPT  # of the sides' processes
     arms = peers(setup)
-    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu_name()}
+    head = {
+        "made_by": "python -m lab.speed, with the settings of the arm",
+        "machine": machine.cpu_name(),
+    }
     keep(Path(setup.out or RESULTS / "speed.json"), head, arms)
     print(table(SPEEDS, speeds(arms)))
 

@@ -42,15 +42,11 @@ import tyro
 import env_swarm
 import settings
 from batch import collate
-from bookkeeping import refusals
+from bookkeeping import pretrained, records, refusals, run
 from bookkeeping.folder import find_checkpoint, load_checkpoint
-from bookkeeping.pretrained import load_checked
-from bookkeeping.records import config_of, lines
-from bookkeeping.run import commit
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
-from fast.logprobs import token_logprobs
-from fast.machine import choose_model, cpu_name
+from fast import logprobs, machine
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
 from policy import Policy, with_weights
@@ -82,7 +78,7 @@ def train(flags: str, folder: Path, here: Sequence[str]) -> None:
         return
     words = [*flags.split(), "--runs", str(folder.parent), "--name", folder.name, "--no-wandb"]
     if (folder / "config.json").exists():
-        words = ["--resume", str(folder), "--env", config_of(folder)["env"]]
+        words = ["--resume", str(folder), "--env", records.config_of(folder)["env"]]
     subprocess.run([sys.executable, "train.py", *words, *here], cwd=ROOT, check=True)
 
 
@@ -90,11 +86,11 @@ def outcome(folder: Path, measure: str) -> dict:
     """What a finished run reports: development tasks, work, seconds."""
     summary = json.loads((folder / "summary.json").read_text())
     tokens = summary["tokens"]
-    free = [line for line in lines(folder / "metrics.jsonl") if "batches_dropped" in line]
+    free = [line for line in records.lines(folder / "metrics.jsonl") if "batches_dropped" in line]
     return {
         "development": {
             line["stage"]: digits(line[measure])
-            for line in lines(folder / "evals.jsonl")
+            for line in records.lines(folder / "evals.jsonl")
             if line["trained"] and line["stage"] in ("before", "after_sft", "final")
         },
         "work": (tokens["sampled"] + 3 * tokens["trained"]) / 1e6,
@@ -111,8 +107,8 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     """{decoding: {measure: values}} on held-out tasks, by the policy of this folder."""
     cfg, _ = settings.command_line(flags.split())
     refusals.check(cfg)
-    path, why, fits = choose_model(cfg.model, cfg.env, cfg.device)
-    policy = load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
+    path, why, fits = machine.choose_model(cfg.model, cfg.env, cfg.device)
+    policy = pretrained.load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
     cfg = settings.complete(cfg, policy.n_parameters, path, fits)
     make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
@@ -164,7 +160,7 @@ def moved(policy: Policy, make_env: Callable, seeds: list, max_tokens: int) -> l
     found = []
     for [e] in groups:
         batch = collate([e], policy.tokenizer.pad_token_id, policy.device)
-        now, _ = token_logprobs(policy, batch.ids, batch.mask)
+        now, _ = logprobs.token_logprobs(policy, batch.ids, batch.mask)
         found.append(float((batch.sampler_logprobs - now).sum()))
     return found
 
@@ -245,8 +241,8 @@ class Table:
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
         found = {
             "held_out": {world: play(world) for world in arm["worlds"] or self.worlds},
-            "machine": cpu_name(),
-            "commit": commit(),
+            "machine": machine.cpu_name(),
+            "commit": run.commit(),
         }
         is_trained = not arm["of"] and not arm["player"]
         return found | outcome(folder, self.measures[0]) if is_trained else found

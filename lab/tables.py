@@ -23,12 +23,9 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import logs
-from bookkeeping.compare import by_variance, differ, holm, small, variance_of_mean
-from bookkeeping.doctor import ILLNESSES, cure
+from bookkeeping import compare, doctor, logs
 from env_letters import make_task
 from lab import claims
-from metrics import Interval
 from settings import DEV_SEEDS
 from swarm import governance
 
@@ -53,12 +50,12 @@ LABELS = {
         "(STaR)"
     },
     ("real", "own"): {
-        "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew in "
-        "every update"
+        "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew "
+        "in every update"
     },
     ("real", "way_start"): {
-        "what": "50 steps of SFT on 100 answers with the way to them (its replies may have 64 tokens, "
-        "GRPO's 16)"
+        "what": "50 steps of SFT on 100 answers with the way to them (its replies may have 64 "
+        "tokens, GRPO's 16)"
     },
 }
 # Arms that got more seeds after a look at held-out results. Comparisons with them have the wider
@@ -130,7 +127,7 @@ def scores(arm: dict, measure: str = "exact", how: str = "greedy", world: str = 
     return [numbers(way.get(how, next(iter(way.values())))[measure]) for way in ways]
 
 
-def over(rows: list, level: float = 0.95) -> Interval:
+def over(rows: list, level: float = 0.95) -> metrics.Interval:
     """The mean of [seeds][tasks], its interval over seeds and tasks; for one policy, over tasks."""
     return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows, level)
 
@@ -140,7 +137,7 @@ def percent(rows: list, digits: int = 1) -> str:
     return over(rows).within(0.0, 1.0).percent(digits)
 
 
-def less(ours: list, theirs: list, level: float = 0.95) -> Interval:
+def less(ours: list, theirs: list, level: float = 0.95) -> metrics.Interval:
     """Ours minus theirs, paired by seed and task; a single policy is paired with every seed."""
     if len(ours) == 1 == len(theirs):
         return metrics.gain(theirs[0], ours[0])
@@ -214,7 +211,7 @@ def bold(cell: Cell) -> Cell:
 
 def difference(
     arms: dict, a: str, b: str, how="greedy", world="", measure="reward", level=0.95
-) -> Interval:
+) -> metrics.Interval:
     """Arm a minus arm b."""
     return less(*(scores(arms[name], measure, how, world) for name in (a, b)), level)
 
@@ -227,8 +224,10 @@ def beside(ours: str, rows: list[dict]) -> list[dict]:
     for how in WAYS:
         played = [row for row in rows if how in next(iter(row["seeds"][0]["held_out"].values()))]
         of = {row["name"]: np.array(scores(row, how=how)) for row in played}
-        found = {name: differ(of[ours], theirs) for name, theirs in of.items() if name != ours}
-        p = dict(zip(found, map(small, holm([p for _, p, _ in found.values()]))))
+        found = {
+            name: compare.differ(of[ours], theirs) for name, theirs in of.items() if name != ours
+        }
+        p = dict(zip(found, map(compare.small, compare.holm([p for _, p, _ in found.values()]))))
         text = {name: f"{found[name][0].points()}, p {p[name]}" for name in found}
         rows = [row | {how: text.get(row["name"], "")} for row in rows]
     return rows
@@ -868,7 +867,7 @@ def swarm_worlds() -> Iterable[list]:
     found, trained_there = read("swarm")["arms"], {"hard": "hard", "medium, v0.1": "v01"}
     worlds = [world for world in found["expert"]["seeds"][0]["held_out"] if "scale" not in world]
     played = [(world, how) for world in worlds for how in WAYS]
-    chances = dict(zip(played, holm([chance(found, *place) for place in played])))
+    chances = dict(zip(played, compare.holm([chance(found, *place) for place in played])))
     for world in worlds:
         there = trained_there.get(world)
         yield [
@@ -877,7 +876,7 @@ def swarm_worlds() -> Iterable[list]:
             reward("greedy", world)(found[there]) if there else "",
             reward("scripted", world)(found["expert"]),
             *(difference(found, "grpo", "expert", how, world).signed() for how in WAYS),
-            " / ".join(small(chances[world, how]) for how in WAYS),
+            " / ".join(compare.small(chances[world, how]) for how in WAYS),
         ]
 
 
@@ -885,8 +884,8 @@ def chance(arms: dict, world: str, how: str) -> float:
     """p that GRPO minus the expert is 0, by the same variances as its interval."""
     theirs = scores(arms["expert"], "reward", how, world)[0]
     rows = np.array([ours - theirs for ours in scores(arms["grpo"], "reward", how, world)])
-    parts = [variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
-    return by_variance(float(rows.mean()), parts, rows.shape[1])[1]
+    parts = [compare.variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
+    return compare.by_variance(float(rows.mean()), parts, rows.shape[1])[1]
 
 
 def swarm_published() -> Iterable[list]:
@@ -928,7 +927,7 @@ def swarm_both() -> Iterable[list]:
     yield ["highest reward of an episode", "1.14", "1.403", *(f"{x:.3f}" for x in best), "", ""]
 
 
-def verdict(change: Interval, side: int | None) -> str:
+def verdict(change: metrics.Interval, side: int | None) -> str:
     """side: published to rise (1), to fall (-1), to stay (0), or nothing is said (None)."""
     if side is None:
         return "nothing to compare with"
@@ -1010,7 +1009,7 @@ TABLES |= {
     "swarm_rules": lambda: table(  # how much the rules matter that the published texts leave open
         "what | adds to the reward",
         (
-            [what, Interval(**found).signed()]
+            [what, metrics.Interval(**found).signed()]
             for what, found in read("swarm")["rules"]["adds"].items()
         ),
     ),
@@ -1216,14 +1215,14 @@ def lessons() -> list[dict]:
     )
 
 
-def doctor() -> Iterable[list]:
+def illnesses() -> Iterable[list]:
     """What the doctor finds in others' logs, why, and what to set first with TRL."""
     logged = {column for names in logs.NAMES.values() for column in names.values()}
     seen = {}
-    for name, illness in ILLNESSES.items():
+    for name, illness in doctor.ILLNESSES.items():
         if not logged.issuperset(illness["columns"][:1]):
             continue  # only our own runs log its columns
-        flags = cure(name, logs.TRL)
+        flags = doctor.cure(name, logs.TRL)
         first = seen.setdefault(flags, name)
         yield [name, illness["causes"][0], flags if first == name else f"as *{first}*"]
 
@@ -1257,7 +1256,7 @@ TABLES |= {
             "share": lambda arm: share(arm["hits"], arm["n"]),
         },
     ),
-    "doctor": lambda: table("found | most often because | set, with TRL", doctor()),
+    "doctor": lambda: table("found | most often because | set, with TRL", illnesses()),
 }
 
 

@@ -132,7 +132,7 @@ def test_the_pages_data_are_made_of_a_run(tmp_path, monkeypatch, policy):
         folder = tmp_path / cfg.name
         for n in (0, 2, 4):
             next(iter(policy.trainable().values())).data.fill_(n)
-            live.run_folder.save_checkpoint(folder / "checkpoint", policy, None, {"updates": n})
+            live.folder.save_checkpoint(folder / "checkpoint", policy, None, {"updates": n})
         (folder / "config.json").write_text(json.dumps(vars(cfg) | {"max_tokens": 320}))
         machine = {"commit": "c", "torch": "t", "transformers": "f", "python": "p"}
         (folder / "summary.json").write_text(json.dumps({"machine": machine}))

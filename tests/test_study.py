@@ -18,7 +18,6 @@ from env_swarm import play as play_scripted
 from fast.sampler import TorchSampler
 from helpers import write_lines
 from lab import environments, study, tables
-from lab.study import Begun, Table
 from policy import PICO, load_policy
 from rollout import play
 from steps import stir
@@ -49,7 +48,7 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
         "worlds": WORLDS,
         "arms": ARMS,
     }
-    one = Table("tiny", table, tmp_path / "runs", tmp_path)
+    one = study.Table("tiny", table, tmp_path / "runs", tmp_path)
     for arm in ARMS:
         one.grow(arm, seeds=9)
     data = json.loads(one.file.read_text())
@@ -96,7 +95,7 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
         "worlds": {"tier 6": ""},
         "arms": {"swept": {"what": "swept", "sweep": ["--a", "--b", "--c"]}},
     }
-    made_up = Table("made", table, tmp_path / "runs", tmp_path)
+    made_up = study.Table("made", table, tmp_path / "runs", tmp_path)
     made_up.grow("swept", 2)
     arm = made_up.kept("swept")
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
@@ -134,7 +133,9 @@ WAITS = {"measures": ["reward", "turns_used"], "worlds": {"medium": "--eval-n 2"
 
 def play_in_place(tmp_path, player: str) -> dict:
     arms = {"one": {"what": "one", "player": player}}
-    one = Table("made", WAITS | {"flags": "--env swarm", "arms": arms}, tmp_path / "runs", tmp_path)
+    one = study.Table(
+        "made", WAITS | {"flags": "--env swarm", "arms": arms}, tmp_path / "runs", tmp_path
+    )
     one.grow("one", seeds=1)
     [seed] = one.kept("one")["seeds"]
     return seed
@@ -173,7 +174,7 @@ ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, st
 def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(
     pico, make_env, words, size
 ):
-    sampler = Begun(TorchSampler(pico), words)
+    sampler = study.Begun(TorchSampler(pico), words)
     (((episode,),)) = play(pico, sampler, partial(sampler.watch, make_env), [5], 1, size, 0.0, 0)
     game = make_env(style="derives") if make_env is ALPHABET else make_env()
     game.style = "derives"
