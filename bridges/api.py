@@ -52,9 +52,8 @@ try:
 except ModuleNotFoundError:
     raise ValueError("--api-base needs the package openai; pip install openai") from None
 
-from bookkeeping import records, report
+from bookkeeping import records, refusals, report
 from bookkeeping.folder import code_hash, make_folder
-from bookkeeping.refusals import check, guarded, preflight
 from chat import QWEN, in_plain_words
 from env_letters import split_thinking
 from evaluate import eval_line, eval_sets
@@ -171,8 +170,8 @@ def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
 
 def too_long(error: Exception) -> bool:
     """Does the conversation not fit into the model's context?"""
-    refused = isinstance(error, openai.BadRequestError)
-    return refused and bool(re.search("context[ _]length", str(error), re.IGNORECASE))
+    told = re.search("context[ _]length", str(error), re.IGNORECASE)
+    return isinstance(error, openai.BadRequestError) and bool(told)
 
 
 def reason_of(end: Endpoint, error: Exception) -> str:
@@ -262,11 +261,13 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
     """
     if not calls:
         return in_plain_words(new, None, QWEN)
-    result = "\n".join(m["content"] for m in new if m["role"] == "tool")
-    results = [result] + ["not carried out: one call a turn"] * (len(calls) - 1)
-    others = [m for m in new if m["role"] != "tool"]
-    answer = lambda call, text: {"role": "tool", "tool_call_id": call["id"], "content": text}
-    return [answer(call, text) for call, text in zip(calls, results)] + others
+    results = ["\n".join(m["content"] for m in new if m["role"] == "tool")]
+    results += ["not carried out: one call a turn"] * (len(calls) - 1)
+    told = [
+        {"role": "tool", "tool_call_id": call["id"], "content": result}
+        for call, result in zip(calls, results)
+    ]
+    return told + [m for m in new if m["role"] != "tool"]
 
 
 # ---------------------------------------------------------------------------------------- episodes
@@ -279,7 +280,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
     """
     episode = Episode(seed, group, [], [], [])
     try:
-        env = guarded(make_env)
+        env = refusals.guarded(make_env)
         episode.messages = list(env.reset(seed))
         talk, done = list(episode.messages), False
         while not done:
@@ -302,6 +303,19 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
     return episode
 
 
+async def play_all(end: Endpoint, make_env: Callable, seeds: list[int], keep: Callable) -> None:
+    """An episode of each seed, as many at a time as --api-concurrency says; keep(episode) when it
+    is over."""
+    remaining = iter(enumerate(seeds))
+
+    async def player() -> None:
+        for group, seed in remaining:
+            keep(await play_one(end, make_env, seed, group))
+
+    async with end.client:
+        await asyncio.gather(*(player() for _ in range(end.cfg.api_concurrency)))
+
+
 # ----------------------------------------------------------------------------- train.py --api-base
 
 
@@ -310,8 +324,8 @@ def evaluate_api(cfg: Config) -> Path:
 
     Returns its run folder, which bookkeeping/compare.py takes like any other.
     """
-    check(cfg)
-    preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; without SFT
+    refusals.check(cfg)
+    refusals.preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; without SFT
     seeds = dev_seeds(cfg)
     cfg.eval_n = len(seeds)  # a file of rows may have fewer
     fill(cfg, by_size(math.inf, env_kind(cfg.env)))
@@ -319,23 +333,18 @@ def evaluate_api(cfg: Config) -> Path:
     folder, lock = make_folder(cfg)  # noqa: F841  (the lock is kept while it lives)
     records.write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next((name, env) for name, (own, env) in eval_sets(cfg).items() if own)
-    remaining, played, ended = iter(enumerate(seeds)), {}, ""
+    played, ended = {}, ""
 
-    async def player() -> None:
-        for group, seed in remaining:
-            played[group] = await play_one(end, make_env, seed, group)
-            records.save_episodes(folder, 0, "final", None, [[played[group]]])
-            bar.update()
-            if not end.spent["answers"] and len(played) >= max(3, cfg.api_concurrency):
-                raise TimeoutError("nothing was ever answered, the rest is not tried")
-
-    async def players() -> None:
-        async with end.client:
-            await asyncio.gather(*(player() for _ in range(cfg.api_concurrency)))
+    def keep(episode: Episode) -> None:
+        played[episode.group] = episode
+        records.save_episodes(folder, 0, "final", None, [[episode]])
+        bar.update()
+        if not end.spent["answers"] and len(played) >= max(3, cfg.api_concurrency):
+            raise TimeoutError("nothing was ever answered, the rest is not tried")
 
     with tqdm(total=cfg.eval_n, desc=f"{cfg.model}, {tasks}", unit=" tasks") as bar:
         try:
-            asyncio.run(players())
+            asyncio.run(play_all(end, make_env, seeds, keep))
         except (KeyboardInterrupt, TimeoutError) as stop:
             ended = str(stop) or "stopped by you"
     episodes = [e for _, e in sorted(played.items()) if e.stop_reason != "error"]

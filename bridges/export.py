@@ -31,12 +31,8 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from safetensors import SafetensorError
 
-from bookkeeping import records, report
-from bookkeeping.folder import find_checkpoint, load_checkpoint, readable, refuse_base
-from bookkeeping.pretrained import load_checked
-from fast.machine import first_line
+from bookkeeping import folder, pretrained, records, report
 from fast.vllm_engine import room_for
 from policy import EMBEDDED
 
@@ -123,7 +119,7 @@ def export(
             f"{run}: there is no summary.json in it, so it is no finished run; "
             "train to the end first, or check the path"
         )
-    saved = find_checkpoint(run / "checkpoint")
+    saved = folder.find_checkpoint(run / "checkpoint")
     if saved is None:
         raise SystemExit(f"{run}: it has no checkpoint; check the path, or train it again")
     with records.foreign(run):
@@ -137,46 +133,36 @@ def export(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
-    policy = load_checked(model or base_of(summary), rank, alpha, device="cpu")
-    refuse_base(saved, policy)
+    policy = pretrained.load_checked(model or base_of(summary), rank, alpha, device="cpu")
+    folder.refuse_base(saved, policy)
     if dtype == "auto":  # as in load_policy
-        on_cpu = not rank or "CPU" in summary["machine"]["device"]
-        dtype = "float32" if on_cpu else "bfloat16"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
-            made = Path(room) / "made"
-            made.mkdir()
-            load_checkpoint(saved, policy)
-            if kind == "adapter":
-                # The name of its base, and no path on the training machine.
-                policy.model.peft_config["default"].base_model_name_or_path = policy.name
-                policy.model.save_pretrained(made, save_embedding_layers=False)
-            else:
-                merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
-                # a server has to stop where we did, also at the template's own end token
-                merged.generation_config.eos_token_id = sorted(policy.stop_ids)
-                merged.to(getattr(torch, dtype)).save_pretrained(made)
-            policy.tokenizer.save_pretrained(made)
-            (made / "README.md").write_text(text, encoding="utf-8")
-            for picture in run.glob("curves.png"):
-                shutil.copy(picture, made)
-            readable(made, "README.md")
-            made.rename(out)  # whole or not at all
-    except (OSError, SafetensorError) as error:
-        raise SystemExit(
-            f"{out}: {first_line(error)}; nothing was exported, make room, or choose another folder"
-        ) from None
+        dtype = "bfloat16" if rank and "CPU" not in summary["machine"]["device"] else "float32"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
+        made = Path(room) / "made"
+        made.mkdir()
+        folder.load_checkpoint(saved, policy)
+        if kind == "adapter":
+            # The name of its base, and no path on the training machine.
+            policy.model.peft_config["default"].base_model_name_or_path = policy.name
+            policy.model.save_pretrained(made, save_embedding_layers=False)
+        else:
+            merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
+            # a server has to stop where we did, also at the template's own end token
+            merged.generation_config.eos_token_id = sorted(policy.stop_ids)
+            merged.to(getattr(torch, dtype)).save_pretrained(made)
+        policy.tokenizer.save_pretrained(made)
+        (made / "README.md").write_text(text, encoding="utf-8")
+        for picture in run.glob("curves.png"):
+            shutil.copy(picture, made)
+        folder.readable(made, "README.md")
+        made.rename(out)  # whole or not at all
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
-
-
-def main(words: list[str]) -> None:
-    tyro.cli(export, args=words, prog="python -m bridges.export")
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        main(sys.argv[1:])
+        tyro.cli(export, prog="python -m bridges.export")
     else:
         example = Path(__file__).parents[1] / "results/showcase"
         print(card(example, records.record(example / "summary.json"), "adapter"))

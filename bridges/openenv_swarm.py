@@ -31,24 +31,22 @@ import argparse
 import secrets
 from functools import partial
 
-try:
-    from openenv.core.env_server import Environment, create_fastapi_app
-    from openenv.core.env_server.mcp_types import (
-        CallToolAction,
-        CallToolObservation,
-        ListToolsAction,
-        ListToolsObservation,
-        Tool,
-    )
-    from openenv.core.env_server.types import ConcurrencyConfig, Observation, State
-except ModuleNotFoundError:
-    raise SystemExit("bridges/openenv_swarm.py needs openenv; pip install openenv") from None
+from openenv.core.env_server import Environment, create_fastapi_app
+from openenv.core.env_server.mcp_types import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+)
+from openenv.core.env_server.types import ConcurrencyConfig, Observation, State
 
 import settings
 from bookkeeping import refusals
 from env_swarm import Swarm
 from swarm.tools import show, write_call
 
+SESSIONS = 64  # that may be open at once
 IDLE = 600.0  # seconds after which an unused session over HTTP (/mcp) is closed
 
 
@@ -100,12 +98,11 @@ class SwarmSession(Environment):
         if self.done:
             raise ValueError("there is no episode, or it is over; call reset")
         messages, self.done = self.swarm.step(write_call(action.tool_name, action.arguments))
-        turn = self.swarm.log[-1]
-        told = messages[-1]["content"] if messages else f"# {turn.result}\n# the end"
+        last = f"# {self.swarm.log[-1].result}\n# the end"
         score = self.swarm.score() if self.done else {}
         return CallToolObservation(
             tool_name=show(action.tool_name),  # it may be any string
-            result=told,
+            result=messages[-1]["content"] if messages else last,
             done=self.done,
             reward=score.get("reward", 0.0),
             metadata=score,
@@ -123,13 +120,13 @@ class SwarmSession(Environment):
         )
 
 
-def app(cfg: settings.Config, sessions: int = 64):
-    """The FastAPI application; sessions: how many may be open at once."""
+def app(cfg: settings.Config):
+    """The FastAPI application."""
     return create_fastapi_app(
         partial(SwarmSession, partial(settings.make_env, cfg, cfg.difficulty)),
         CallToolAction,
         CallToolObservation,
-        concurrency_config=ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=IDLE),
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=SESSIONS, session_timeout=IDLE),
         env_name="picoswarm",
         state_cls=Played,
         mode="simulation",  # with reset, step and state; "production" would offer the tools alone
@@ -143,12 +140,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--sessions", type=int, default=64, help="open at once")
     args, words = parser.parse_known_args()
     with refusals.errors_in_one_sentence():
         cfg, _ = settings.command_line(["--env", "swarm", *words])
         refusals.check(cfg)
-    uvicorn.run(app(cfg, args.sessions), host=args.host, port=args.port, log_level="warning")
+    uvicorn.run(app(cfg), host=args.host, port=args.port, log_level="warning")
 
 
 if __name__ == "__main__":

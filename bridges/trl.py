@@ -217,10 +217,7 @@ UNREAD = tuple(
 
 def make_trainer(ours: list[str], theirs: list[str]):
     """TRL's trainer, from flags of settings.py and flags of TRL."""
-    try:
-        import trl
-    except ImportError:
-        raise ValueError("bridges/trl.py needs trl; pip install trl==1.16.0") from None
+    import trl
     from accelerate import PartialState
     from datasets import Dataset
     from transformers import AutoConfig, AutoTokenizer, HfArgumentParser

@@ -22,8 +22,8 @@ import torch
 import train
 from chat import prompt_ids
 from env_letters import Letters
-from fast import machine
-from fast.vllm_engine import VllmSampler
+from fast import machine, vllm_engine
+from lab.speed import toss
 from policy import PICO, load_policy, plain_forward
 
 CARD = torch.cuda.is_available()
@@ -74,7 +74,7 @@ def start(model: str) -> None:
         for seed in range(2_600_000_000, 2_600_000_008)
     ]
     say("model loaded", torch=torch.__version__, driver=machine.nvidia_driver())
-    sampler = VllmSampler(policy, longest=2048)
+    sampler = vllm_engine.VllmSampler(policy, longest=2048)
     say("vLLM started", vllm=sys.modules["vllm"].__version__)
     say("greedy", **greedy(policy, sampler, prompts))
     for weight in policy.trainable().values():  # LoRA's B is 0: a lost adapter would not show
@@ -95,17 +95,11 @@ def learn(*flags: str) -> None:
     train.main()
 
 
-def toss(groups: list, cfg) -> None:
-    """Advantages of 1 and -1 in turn, for groups of an even size: random weights earn nothing."""
-    for number, episode in enumerate(sum(groups, [])):
-        episode.advantages = [(-1.0) ** number] * episode.reply_tokens
-
-
 def big(*flags: str) -> None:
     """`learn` with a model of a 4B's shape, and 128 replies of 256 tokens."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    train.compute_advantages = toss
+    train.compute_advantages = lambda groups, cfg: toss(groups)  # random weights earn nothing
     with tempfile.TemporaryDirectory() as folder:
         AutoTokenizer.from_pretrained(PICO).save_pretrained(folder)
         with torch.device("cuda" if CARD else "cpu"):

@@ -138,9 +138,14 @@ def number(x: float, check: Check) -> str:
 
 
 def measured(check: Check) -> str:
-    """'+12.5 points [+3.0, +22.0]': a difference is written with its sign."""
+    """'+12.5 points [+3.0, +22.0]': a difference is written with its sign.
+
+    A share is at most 1, and a difference of two shares at most 100 points. Student's t does not
+    know that, so the interval ends there.
+    """
     i = interval(check.rows, most=check.most)
     i = i.within(0.0, 1.0) if check.share else i
+    i = i.within(-1.0, 1.0) if check.unit == " points" else i
     sign = "+" if " minus " in check.text or "gain" in check.text else ""
     return i.text(digits(i.mean, check), check.scale, check.unit, sign)
 

@@ -27,7 +27,6 @@ import settings
 from bridges.known import Generator, open_known
 from env_letters import TIERS, Letters
 from env_swarm import Swarm
-from settings import Config
 from swarm.bots import draw_scenario
 
 # The first level is tier 6, the last tier 7; those in between ask for tier 7's 12 to 20 letters.
@@ -162,7 +161,7 @@ def in_two_steps(entry: dict) -> str:
     return f"<think>\n{steps}\n</think>\n<answer>{entry['answer']}</answer>"
 
 
-def questions(cfg: Config, seeds: list[int]) -> list[str]:
+def questions(cfg: settings.Config, seeds: list[int]) -> list[str]:
     """What the tasks of these seeds ask."""
     env = settings.make_env(cfg, cfg.difficulty)
     return [env.reset(seed)[-1]["content"] for seed in seeds]

@@ -14,13 +14,11 @@ from functools import partial
 import torch
 
 import settings
-from bookkeeping import refusals
-from bookkeeping.run import commit
+from bookkeeping import refusals, run
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import cpu_name
 from fast.sampler import TorchSampler
-from lab.study import read_tables
-from lab.tables import RESULTS, ROOT, digits, keep
+from lab import study, tables
 from policy import PICO, Policy, load_policy
 from rollout import play
 from sft import sft
@@ -87,19 +85,31 @@ def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, int
 
 def main() -> None:
     torch.set_num_threads(1)
-    table = read_tables(ROOT / "runs")["recipe"]
+    table = study.read_tables(tables.ROOT / "runs")["recipe"]
     mean = lambda size: sum(train(table.flags, 0, *size)[0](settings.DEV_SEEDS, 256)) / 256
     swept = {size: mean(size) for size in SIZES}
     best = max(swept, key=swept.get)  # the first of equals
-    sizes = {f"sigma {sigma} --lr {lr}": {"development": x} for (sigma, lr), x in swept.items()}
-    arm = {"what": "evolution strategies: no backward pass", "swept": sizes, "seeds": []}
-    arm |= {"settings": "sigma {} --lr {}".format(*best), "planned": table.seeds}
+    name = "sigma {} --lr {}".format
+    arm = {
+        "what": "evolution strategies: no backward pass",
+        "swept": {name(*size): {"development": x} for size, x in swept.items()},
+        "seeds": [],
+        "settings": name(*best),
+        "planned": table.seeds,
+    }
     for seed in range(table.seeds):
         exact, tokens = train(table.flags, seed, *best)
-        held_out = {"tier 6": {"greedy": {"exact": digits(exact(HELD_OUT_SEEDS, 512))}}}
-        told = {"tokens": {"sampled": tokens, "trained": 0}, "machine": cpu_name()}
-        arm["seeds"].append({"seed": seed, "held_out": held_out, "commit": commit()} | told)
-        keep(RESULTS / "es.json", {"made_by": "python -m lab.es"}, {"es": arm})
+        entry = {
+            "seed": seed,
+            "held_out": {
+                "tier 6": {"greedy": {"exact": tables.digits(exact(HELD_OUT_SEEDS, 512))}}
+            },
+            "commit": run.commit(),
+            "tokens": {"sampled": tokens, "trained": 0},
+            "machine": cpu_name(),
+        }
+        arm["seeds"].append(entry)
+        tables.keep(tables.RESULTS / "es.json", {"made_by": "python -m lab.es"}, {"es": arm})
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from safetensors.torch import load_file
 import metrics
 import settings
 import train as recipe
-from bookkeeping import folder as run_folder
-from bookkeeping import refusals
+from bookkeeping import folder, refusals
 from env_letters import STYLES
 from evaluate import parts
 from fast.sampler import TorchSampler
@@ -46,18 +45,18 @@ SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of h
 # ------------------------------------------------------------------------------- a run
 def train_run() -> Path:
     """train.py as it is, in this process; the checkpoints to show are copied in time."""
-    save = run_folder.save_checkpoint
+    save = folder.save_checkpoint
 
-    def save_and_keep(folder, policy, optimizer, state, *more):
-        save(folder, policy, optimizer, state, *more)
+    def save_and_keep(into, policy, optimizer, state, *more):
+        save(into, policy, optimizer, state, *more)
         if state["updates"] in SHOWN:
-            to = folder.with_name("snapshots") / f"{state['updates']:04}.safetensors"
+            to = into.with_name("snapshots") / f"{state['updates']:04}.safetensors"
             to.parent.mkdir(exist_ok=True)
-            shutil.copy(folder / "adapter_model.safetensors", to)
+            shutil.copy(into / "adapter_model.safetensors", to)
 
     cfg, typed = settings.command_line(FLAGS.split())
     refusals.check(cfg)
-    with mock.patch.object(run_folder, "save_checkpoint", save_and_keep):
+    with mock.patch.object(folder, "save_checkpoint", save_and_keep):
         return recipe.train(cfg, typed)
 
 
@@ -196,8 +195,7 @@ def write(run: Path, data: Path) -> None:
     for name, adapter in adapters.items():
         put(policy, adapter and as_shipped(adapter))
         sampler.sync()
-        update = int(name) if adapter else -1
-        stops.append({"name": name, "update": update, **measure(rollout)})
+        stops.append({"name": name, "update": int(name) if adapter else -1, **measure(rollout)})
         print(stops[-1], flush=True)
         if adapter:
             text = text_of(*(array for each in rounded(adapter).values() for array in each))

@@ -19,7 +19,6 @@ process. Compare ratios, round by round: a machine that shares its host drifts b
 minutes.
 """
 
-import itertools
 import os
 import tempfile
 import time
@@ -39,9 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from chat import prompt_ids
 from env_letters import Letters
-from fast.layers import products_dtype
-from fast.logprobs import attention
-from fast.machine import cpu_name, peak_memory, use_cpu
+from fast import layers, logprobs, machine
 from fast.sampler import TorchSampler
 from grpo import update
 from lab.tables import RESULTS, SPEEDS, keep, speeds, table
@@ -85,15 +82,18 @@ class Setup:
 new_env = partial(Letters, difficulty=6, reward_kind="binary", think=True, style="states")
 
 
-def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
-    """The policy, and the token ids of the prompts."""
-    use_cpu("cpu", setup.threads)
+def load(setup: Setup, side: str) -> tuple[Policy, list[list[int]]]:
+    """The policy of a side, and the token ids of the prompts."""
+    machine.use_cpu("cpu", setup.threads)
+    rank = 0 if "trl" in side or "sampling" in side else 32
     policy = load_policy(setup.model, rank, 2 * rank, "cpu")
     prompts = [
         prompt_ids(policy, new_env().reset(SEEDS + i), None, True) for i in range(setup.tasks)
     ]
-    # no token ends a reply
-    return replace(policy, stop_ids=frozenset([-1]), bfloat16=setup.dtype == "bfloat16"), prompts
+    bfloat16 = setup.dtype == "bfloat16" and "float32" not in side
+    return replace(
+        policy, stop_ids=frozenset([-1]), bfloat16=bfloat16
+    ), prompts  # none ends a reply
 
 
 def seconds(batch: Callable[[int], object]) -> float:
@@ -113,7 +113,8 @@ def toss(groups: list[list[Episode]]) -> list[Episode]:
 
 
 # ------------------------------------------------------------------------------- the sides
-# Each returns the seconds of one batch of tasks x k replies.
+# Each returns the seconds of one batch of tasks x k replies. A side in float32 is ours, with a
+# policy that is not in bfloat16.
 def update_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
     cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
@@ -129,15 +130,11 @@ def update_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     return seconds(batch)
 
 
-def update_float32(setup: Setup, policy: Policy, prompts: list) -> float:
-    return update_ours(setup, replace(policy, bfloat16=False), prompts)
-
-
 def update_limit(setup: Setup, policy: Policy, prompts: list) -> float:
     """What the products of our update would take at the speed of the best product here."""
     with FlopCounterMode(display=False) as counter:  # it does not know oneDNN's packed products
-        update_float32(setup, policy, prompts)  # two batches
-    x = torch.randn(2048, 2048, dtype=products_dtype(policy))
+        update_ours(setup, replace(policy, bfloat16=False), prompts)  # two batches
+    x = torch.randn(2048, 2048, dtype=layers.products_dtype(policy))
     best = min(timeit.repeat(lambda: x @ x, number=1, repeat=30))
     return counter.get_total_flops() / 2 * best / (2 * len(x) ** 3)
 
@@ -183,7 +180,7 @@ def update_trl(setup: Setup, policy: Policy, prompts: list) -> float:
     folder, dtype = policy.lm.config.name_or_path, setup.trl_dtype
     tasks = [{"prompt": new_env().reset(SEEDS + i)} for i in range(2 * setup.tasks)]
     # In bfloat16 torch's own choice is faster.
-    with attention(policy.lm, 0) if dtype == "float32" else nullcontext():
+    with logprobs.attention(policy.lm, 0) if dtype == "float32" else nullcontext():
         trl.GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True),
             args=args,
@@ -202,10 +199,6 @@ def sampling_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     return seconds(lambda step: sampler.sample(prompts, k, setup.reply, 1.0, seeds(step)))
 
 
-def sampling_float32(setup: Setup, policy: Policy, prompts: list) -> float:
-    return sampling_ours(setup, replace(policy, bfloat16=False), prompts)
-
-
 def sampling_generate(setup: Setup, policy: Policy, prompts: list) -> float:
     rows = [prompt for prompt in prompts for _ in range(setup.k)]
     policy.tokenizer.padding_side = "left"
@@ -219,7 +212,7 @@ def sampling_generate(setup: Setup, policy: Policy, prompts: list) -> float:
         "max_new_tokens": setup.reply,
         "pad_token_id": policy.tokenizer.pad_token_id,
     }
-    with torch.inference_mode(), attention(policy.lm, 0):
+    with torch.inference_mode(), logprobs.attention(policy.lm, 0):
         return seconds(lambda step: policy.lm.generate(**padded, **how))
 
 
@@ -246,10 +239,10 @@ def measured(side: str, setup: Setup) -> dict:
     """{seconds, mb, tokens} of a side, in a process that does nothing else."""
     if not side.endswith(("_ours", "_float32", "_limit")):  # oneDNN's own default, instead of ours
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "1024"
-    policy, prompts = load(setup, 0 if "trl" in side or "sampling" in side else 32)
+    policy, prompts = load(setup, side)
     return {
-        "seconds": globals()[side](setup, policy, prompts),
-        "mb": 1024 * peak_memory(),
+        "seconds": globals()[side.replace("float32", "ours")](setup, policy, prompts),
+        "mb": 1024 * machine.peak_memory(),
         "tokens": setup.tasks * setup.k * setup.reply,
     }
 
@@ -258,12 +251,12 @@ def peers(setup: Setup) -> dict:
     """{"model, side, package": its rounds} for every side that is installed."""
     arms = {}
     wanted = [x for x in setup.sides if setup.dtype == "bfloat16" or not x.endswith("_float32")]
-    for side, package in ((side, SIDES[side]) for side in wanted):
-        for found in metadata.distributions(name=package):
-            model = setup.model + " in bfloat16" * (setup.dtype == "bfloat16")
-            name = f"{model}, {side}, {package} {found.version}"
+    model = setup.model + " in bfloat16" * (setup.dtype == "bfloat16")
+    for side in wanted:
+        for found in metadata.distributions(name=SIDES[side]):
+            name = f"{model}, {side}, {SIDES[side]} {found.version}"
             arms[name] = {"settings": asdict(setup), "rounds": []}
-    for _, (name, arm) in itertools.product(range(setup.rounds), arms.items()):
+    for name, arm in [*arms.items()] * setup.rounds:  # in turn
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             arm["rounds"].append(process.submit(measured, name.split(", ")[1], setup).result())
         print(name, arm["rounds"][-1], flush=True)
@@ -273,7 +266,10 @@ def peers(setup: Setup) -> dict:
 def main(setup: Setup) -> None:
     os.environ |= {"OMP_NUM_THREADS": str(setup.threads)} | KEPT  # of the sides' processes
     arms = peers(setup)
-    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu_name()}
+    head = {
+        "made_by": "python -m lab.speed, with the settings of the arm",
+        "machine": machine.cpu_name(),
+    }
     keep(Path(setup.out or RESULTS / "speed.json"), head, arms)
     print(table(SPEEDS, speeds(arms)))
 

@@ -1,6 +1,5 @@
 """Train the missing arms of a table. lab/study.toml has every table's arms as data.
 
-    python -m lab.study --list                       # the tables, their arms, and the seeds done
     python -m lab.study letters                      # what results/letters.json does not have yet
     python -m lab.study letters --arms grpo chance --seeds 2 --runs /tmp/runs --results /tmp/results
 
@@ -11,7 +10,8 @@ A fair table compares its own arm with everything that might do as well, each at
     held-out    only then does a policy play tasks that no run has looked at
 
 results/TABLE.json grows by one setting or seed at a time. Results that it has are not run again,
-and a run that was cut off continues. lab/tables.py makes the pages' tables from it. A seed's entry:
+and a run that was cut off continues. Several commands may run at a time, each with other --arms.
+lab/tables.py makes the pages' tables from it. A seed's entry:
 
     {"seed": 0, "held_out": {WORLD: {"greedy": {"exact": "0110…"}, "sampled": …}},
      "development": {"after_sft": "0100…", "final": "0110…"}, "work": 2.4, "seconds": 455.0,
@@ -27,14 +27,11 @@ greedily, and its replies may be as long as a policy's of that table.
 
 import asyncio
 import json
-import multiprocessing
 import re
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,15 +42,11 @@ import tyro
 import env_swarm
 import settings
 from batch import collate
-from bookkeeping import refusals
+from bookkeeping import pretrained, records, refusals, run
 from bookkeeping.folder import find_checkpoint, load_checkpoint
-from bookkeeping.pretrained import load_checked
-from bookkeeping.records import lines
-from bookkeeping.run import commit
 from chat import encode
 from evaluate import HELD_OUT_SEEDS, eval_sets
-from fast.logprobs import token_logprobs
-from fast.machine import choose_model, cpu_name
+from fast import logprobs, machine
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, WAYS, digits, keep, numbers
 from policy import Policy, with_weights
@@ -73,8 +66,6 @@ ARM = {
 }
 # With --max-staleness these are kept of each update: they say what speed made of the lag.
 SPEED = ("off_policy_steps", "batches_dropped", "seconds_wait", "seconds_train")
-SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 took 39 of 80 GB
-KEEPING = threading.Lock()  # arms that grow at the same time write to one file
 
 
 # ---------------------------------------------------------------------------- one run
@@ -87,28 +78,28 @@ def train(flags: str, folder: Path, here: Sequence[str]) -> None:
         return
     words = [*flags.split(), "--runs", str(folder.parent), "--name", folder.name, "--no-wandb"]
     if (folder / "config.json").exists():
-        env = json.loads((folder / "config.json").read_text())["env"]
-        words = ["--resume", str(folder), "--env", env]
+        words = ["--resume", str(folder), "--env", records.config_of(folder)["env"]]
     subprocess.run([sys.executable, "train.py", *words, *here], cwd=ROOT, check=True)
 
 
 def outcome(folder: Path, measure: str) -> dict:
     """What a finished run reports: development tasks, work, seconds."""
-    summary, tasks = json.loads((folder / "summary.json").read_text()), {}
-    for line in map(json.loads, (folder / "evals.jsonl").read_text().splitlines()):
-        if line["trained"] and line["stage"] in ("before", "after_sft", "final"):
-            tasks[line["stage"]] = digits(line[measure])
-    tokens, machine = summary["tokens"], summary["machine"]
-    free = [line for line in lines(folder / "metrics.jsonl") if "batches_dropped" in line]
-    work = tokens["sampled"] + 3 * tokens["trained"]
+    summary = json.loads((folder / "summary.json").read_text())
+    tokens = summary["tokens"]
+    free = [line for line in records.lines(folder / "metrics.jsonl") if "batches_dropped" in line]
     return {
-        "development": tasks,
-        "work": work / 1e6,
+        "development": {
+            line["stage"]: digits(line[measure])
+            for line in records.lines(folder / "evals.jsonl")
+            if line["trained"] and line["stage"] in ("before", "after_sft", "final")
+        },
+        "work": (tokens["sampled"] + 3 * tokens["trained"]) / 1e6,
         "tokens": tokens,
         "seconds": summary["seconds"]["total"],
-        "machine": machine["device"],
-        "commit": machine["commit"],
-    } | ({name: [line[name] for line in free] for name in SPEED} if free else {})
+        "machine": summary["machine"]["device"],
+        "commit": summary["machine"]["commit"],
+        **{name: [line[name] for line in free] for name in SPEED if free},
+    }
 
 
 # ---------------------------------------------------------------------------- held-out tasks
@@ -116,8 +107,8 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     """{decoding: {measure: values}} on held-out tasks, by the policy of this folder."""
     cfg, _ = settings.command_line(flags.split())
     refusals.check(cfg)
-    path, why, fits = choose_model(cfg.model, cfg.env, cfg.device)
-    policy = load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
+    path, why, fits = machine.choose_model(cfg.model, cfg.env, cfg.device)
+    policy = pretrained.load_checked(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
     cfg = settings.complete(cfg, policy.n_parameters, path, fits)
     make_env = next(make for trained, make in eval_sets(cfg).values() if trained)
     seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
@@ -137,17 +128,17 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     sampler.sync(0)
     batches = [seeds]
     if arm["begun"]:
-        sampler = Begun(sampler, policy, arm["begun"])
+        sampler = Begun(sampler, arm["begun"])
         make_env = partial(sampler.watch, make_env)
         batches = [[number] for number in seeds]
     many = max(arm["best_of"], arm["draws"])
     for how in ["sampled"] if many > 1 else table.decodings:
         how_drawn = (many, cfg.max_tokens, float(how == "sampled"), seed)
-        played = [play(policy, sampler, make_env, batch, *how_drawn) for batch in batches]
+        groups = [g for b in batches for g in play(policy, sampler, make_env, b, *how_drawn)]
         if arm["draws"] > 1:  # of each task: how many of its samples are right
-            right = [sum(e.components["exact"] for e in g) for groups in played for g in groups]
+            right = [sum(e.components["exact"] for e in group) for group in groups]
             return {"sampled": {"exact": digits(right)}}
-        best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
+        best = [max(group, key=lambda e: e.reward) for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
     if "moved" in table.measures and not arm["begun"]:
         found["sampled"]["moved"] = moved(policy, make_env, seeds, cfg.max_tokens)
@@ -169,26 +160,19 @@ def moved(policy: Policy, make_env: Callable, seeds: list, max_tokens: int) -> l
     found = []
     for [e] in groups:
         batch = collate([e], policy.tokenizer.pad_token_id, policy.device)
-        now, _ = token_logprobs(policy, batch.ids, batch.mask)
+        now, _ = logprobs.token_logprobs(policy, batch.ids, batch.mask)
         found.append(float((batch.sampler_logprobs - now).sum()))
     return found
 
 
 async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list) -> list[dict]:
-    """The scores of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint.
-
-    So many scenarios at a time as --api-concurrency says, or a slow server would be late with all.
-    """
+    """The scores of NAME@ADDRESS, a model behind an OpenAI-compatible endpoint."""
     from bridges import api  # here, because it needs openai
 
     name, _, address = player.partition("@")
-    end = api.Endpoint(replace(cfg, model=name, api_base=address))
-    numbered, episodes = [*enumerate(seeds)], []
-    async with end.client:
-        while numbered:
-            some, numbered = numbered[: cfg.api_concurrency], numbered[cfg.api_concurrency :]
-            plays = (api.play_one(end, make_env, seed, group) for group, seed in some)
-            episodes += await asyncio.gather(*plays)
+    end, episodes = api.Endpoint(replace(cfg, model=name, api_base=address)), []
+    await api.play_all(end, make_env, seeds, episodes.append)
+    episodes.sort(key=lambda e: e.group)
     for episode in episodes:
         if episode.error:
             raise SystemExit(f"{name}: scenario {episode.group} failed: {episode.error}")
@@ -201,7 +185,6 @@ class Begun:
     is chosen for the base: the most that choosing one can bring. One episode at a time."""
 
     inner: TorchSampler
-    policy: object
     words: int
     version: int = 0
 
@@ -212,7 +195,7 @@ class Begun:
 
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
         words = self.env.expert_reply().split(" ")[: self.words]
-        start = encode(self.policy, " ".join(words))
+        start = encode(self.inner.policy, " ".join(words))
         prompts = [prompt + start for prompt in prompts]
         groups = self.inner.sample(prompts, k, max_tokens, temperature, seeds)
         for sample in sum(groups, []):
@@ -232,15 +215,11 @@ class Table:
         self.name, self.runs, self.here = name, runs / name, here
         self.file = results / f"{name}.json"
 
-    def grow(self, name: str, seeds: int, each: Callable = map) -> None:
-        """Run what the results do not yet have of an arm: its sweep, then its seeds.
-
-        each: like the built-in map; a pool's map runs several at a time.
-        """
+    def grow(self, name: str, seeds: int) -> None:
+        """Run what the results do not yet have of an arm: its sweep, then its seeds."""
         arm, kept = self.arms[name], self.kept(name)
-        missing = [s for s in arm["sweep"] if s not in kept["swept"]]
-        for setting, folder in zip(missing, each(partial(self.run, name, seed=0), missing)):
-            result = outcome(folder, self.measures[0])
+        for setting in [s for s in arm["sweep"] if s not in kept["swept"]]:
+            result = outcome(self.run(name, setting, 0), self.measures[0])
             mean = float(numbers(result["development"]["final"]).mean())
             kept["swept"][setting] = {"development": mean, "work": result["work"]}
             self.keep(name, kept)
@@ -249,9 +228,8 @@ class Table:
         best = max(swept, key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
         kept["planned"] = min(self.seeds, arm["seeds"])
-        missing = range(len(kept["seeds"]), min(seeds, kept["planned"]))
-        for seed, found in zip(missing, each(partial(self.play, name, best), missing)):
-            kept["seeds"].append({"seed": seed} | found)
+        for seed in range(len(kept["seeds"]), min(seeds, kept["planned"])):
+            kept["seeds"].append({"seed": seed} | self.play(name, best, seed))
             self.keep(name, kept)
 
     def play(self, name: str, setting: str, seed: int) -> dict:
@@ -263,8 +241,8 @@ class Table:
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
         found = {
             "held_out": {world: play(world) for world in arm["worlds"] or self.worlds},
-            "machine": cpu_name(),
-            "commit": commit(),
+            "machine": machine.cpu_name(),
+            "commit": run.commit(),
         }
         is_trained = not arm["of"] and not arm["player"]
         return found | outcome(folder, self.measures[0]) if is_trained else found
@@ -285,23 +263,13 @@ class Table:
         return arms.get(name, new)
 
     def keep(self, name: str, arm: dict) -> None:
-        with KEEPING:
-            keep(self.file, {"made_by": f"python -m lab.study {self.name}"}, {name: arm})
+        keep(self.file, {"made_by": f"python -m lab.study {self.name}"}, {name: arm})
 
 
 def read_tables(runs: Path, results: Path = RESULTS, here: Sequence[str] = ()) -> dict[str, Table]:
     """{name: table} of lab/study.toml. here: flags of this machine, on which no result depends."""
     tables = tomllib.loads((ROOT / "lab" / "study.toml").read_text(encoding="utf8"))
     return {name: Table(name, data, runs, results, here) for name, data in tables.items()}
-
-
-def grow_together(table: Table, arms, seeds: int, workers: int) -> None:
-    """All arms at once, in so many processes; runs of the first arms start first."""
-    spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a fork
-    with ProcessPoolExecutor(workers, spawn) as pool, ThreadPoolExecutor(len(arms)) as threads:
-        results = [threads.submit(table.grow, arm, seeds, pool.map) for arm in arms]
-        for result in results:
-            result.result()  # raises what the arm's thread raised
 
 
 def main(
@@ -311,26 +279,14 @@ def main(
     runs: Path = ROOT / "runs",
     results: Path = RESULTS,
     threads: int = 1,
-    workers: int = 1,
-    list: bool = False,
 ) -> None:
     """arms: only these. seeds: at most so many. runs: where each table gets a folder for its runs.
-    results: the folder of TABLE.json. threads: per run. workers: runs at a time, which may share a
-    card. list: only print what there is."""
-    here = ["--threads", f"{threads}"]
-    if workers > 1 and torch.cuda.is_available():
-        here += ["--micro-tokens", f"{SHARED}"]
-    tables = read_tables(runs, results, here)
-    if table not in tables and not list:
+    results: the folder of TABLE.json. threads: per run."""
+    tables = read_tables(runs, results, ["--threads", f"{threads}"])
+    if table not in tables:
         raise SystemExit(f"{table or 'no table'}: choose one of {', '.join(tables)}")
-    for one in [tables[table]] if table else tables.values():
-        for arm in arms or one.arms:
-            if list:
-                print(f"{one.name:9} {arm:18} {len(one.kept(arm)['seeds'])} seeds")
-            elif workers == 1:
-                one.grow(arm, seeds)
-        if workers > 1:
-            grow_together(one, arms or one.arms, seeds, workers)
+    for arm in arms or tables[table].arms:
+        tables[table].grow(arm, seeds)
 
 
 if __name__ == "__main__":

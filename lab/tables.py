@@ -1,7 +1,6 @@
 """The tables of README.md and docs/, made from results/*.json, so that the pages cannot drift.
 
     python -m lab.tables            # make every table again, in place, between its markers
-    python -m lab.tables --check    # change nothing; report what does not agree
 
 A page has `<!-- table: NAME -->`, the table, `<!-- end -->`. TABLES has the rows and columns of
 each NAME; `made` writes any of them. results/TABLE.json has one entry per arm and seed, with one
@@ -24,12 +23,9 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import logs
-from bookkeeping.compare import by_variance, differ, holm, small, variance_of_mean
-from bookkeeping.doctor import ILLNESSES, cure
+from bookkeeping import compare, doctor, logs
 from env_letters import make_task
 from lab import claims
-from metrics import Interval
 from settings import DEV_SEEDS
 from swarm import governance
 
@@ -42,23 +38,25 @@ INTERVAL = re.compile(
 WAYS = ("greedy", "sampled")
 # Better names of arms. results/ keeps the name that lab/study.toml had when they ran.
 LABELS = {
-    ("letters", "selection"): (
-        "RL without a baseline (REINFORCE on right answers), drawn anew in every update"
-    ),
-    ("letters", "chance"): (
-        "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves nothing)"
-    ),
-    ("letters", "star"): (
-        "the right ones among the policy's samples, drawn anew in five rounds, imitated (STaR)"
-    ),
-    ("real", "own"): (
-        "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew in every "
-        "update"
-    ),
-    ("real", "way_start"): (
-        "50 steps of SFT on 100 answers with the way to them (its replies may have 64 tokens, "
-        "GRPO's 16)"
-    ),
+    ("letters", "selection"): {
+        "what": "RL without a baseline (REINFORCE on right answers), drawn anew in every update"
+    },
+    ("letters", "chance"): {
+        "what": "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves "
+        "nothing)"
+    },
+    ("letters", "star"): {
+        "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated "
+        "(STaR)"
+    },
+    ("real", "own"): {
+        "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew "
+        "in every update"
+    },
+    ("real", "way_start"): {
+        "what": "50 steps of SFT on 100 answers with the way to them (its replies may have 64 "
+        "tokens, GRPO's 16)"
+    },
 }
 # Arms that got more seeds after a look at held-out results. Comparisons with them have the wider
 # interval that a claim has for its looks.
@@ -129,7 +127,7 @@ def scores(arm: dict, measure: str = "exact", how: str = "greedy", world: str = 
     return [numbers(way.get(how, next(iter(way.values())))[measure]) for way in ways]
 
 
-def over(rows: list, level: float = 0.95) -> Interval:
+def over(rows: list, level: float = 0.95) -> metrics.Interval:
     """The mean of [seeds][tasks], its interval over seeds and tasks; for one policy, over tasks."""
     return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows, level)
 
@@ -139,7 +137,7 @@ def percent(rows: list, digits: int = 1) -> str:
     return over(rows).within(0.0, 1.0).percent(digits)
 
 
-def less(ours: list, theirs: list, level: float = 0.95) -> Interval:
+def less(ours: list, theirs: list, level: float = 0.95) -> metrics.Interval:
     """Ours minus theirs, paired by seed and task; a single policy is paired with every seed."""
     if len(ours) == 1 == len(theirs):
         return metrics.gain(theirs[0], ours[0])
@@ -158,15 +156,15 @@ def arms(table: str, *names: str) -> list[dict]:
 
     Each has its name, its label, the other arms, and the level of intervals of comparisons with it.
     """
-    found, looked_at, rows = read(table)["arms"], LOOKED_AT.get(table, ()), []
+    found = read(table)["arms"]
     done = [name for name, arm in found.items() if arm.get("seeds", True)]
-    for name in names or done:
-        row = {"name": name, "others": found}
-        row["level"] = claims.LEVEL if name in looked_at else 0.95
-        if (table, name) in LABELS:
-            row["what"] = LABELS[table, name]
-        rows.append(found[name] | row)
-    return rows
+    level = lambda name: claims.LEVEL if name in LOOKED_AT.get(table, ()) else 0.95
+    return [
+        found[name]
+        | {"name": name, "others": found, "level": level(name)}
+        | LABELS.get((table, name), {})
+        for name in names or done
+    ]
 
 
 def stages(table: str, **names: str) -> list[dict]:
@@ -191,8 +189,11 @@ def work(arm: dict) -> str:
     return f"{np.mean([seed['work'] for seed in arm['seeds']]):.1f}"
 
 
-def reward(how: str = "greedy", world: str = "") -> Cell:
-    return lambda arm: over(scores(arm, "reward", how, world)).text()
+def value(measure: str, how: str = "greedy", world: str = "") -> Cell:
+    return lambda arm: over(scores(arm, measure, how, world)).text()
+
+
+reward = partial(value, "reward")
 
 
 def exact(how: str = "greedy") -> Cell:
@@ -210,24 +211,26 @@ def bold(cell: Cell) -> Cell:
 
 def difference(
     arms: dict, a: str, b: str, how="greedy", world="", measure="reward", level=0.95
-) -> Interval:
+) -> metrics.Interval:
     """Arm a minus arm b."""
     return less(*(scores(arms[name], measure, how, world) for name in (a, b)), level)
 
 
-def beside(rows: list[dict], ours: str, how: str) -> list[dict]:
-    """Each row with `ours` minus it and p, corrected by Holm over the rows that were played so."""
-    played = lambda row: how in next(iter(row["seeds"][0]["held_out"].values()))
-    of = {row["name"]: np.array(scores(row, how=how)) for row in rows if played(row)}
-    found = {name: differ(of[ours], theirs) for name, theirs in of.items() if name != ours}
-    p = dict(zip(found, map(small, holm([p for _, p, _ in found.values()]))))
-    text = {name: f"{found[name][0].points()}, p {p[name]}" for name in found}
-    return [row | {how: text.get(row["name"], "")} for row in rows]
+def beside(ours: str, rows: list[dict]) -> list[dict]:
+    """Each row with `ours` minus it and p, greedy and sampled.
 
-
-def ingredients() -> list[dict]:
-    """The default and what is compared with it on letters."""
-    return arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1") + arms("es")
+    p is corrected by Holm over the rows that were played so.
+    """
+    for how in WAYS:
+        played = [row for row in rows if how in next(iter(row["seeds"][0]["held_out"].values()))]
+        of = {row["name"]: np.array(scores(row, how=how)) for row in played}
+        found = {
+            name: compare.differ(of[ours], theirs) for name, theirs in of.items() if name != ours
+        }
+        p = dict(zip(found, map(compare.small, compare.holm([p for _, p, _ in found.values()]))))
+        text = {name: f"{found[name][0].points()}, p {p[name]}" for name in found}
+        rows = [row | {how: text.get(row["name"], "")} for row in rows]
+    return rows
 
 
 def rate(arm: dict) -> str:
@@ -410,7 +413,7 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe": lambda: made(  # each ingredient beside the default
-        beside(beside(ingredients(), "grpo", "greedy"), "grpo", "sampled"),
+        beside("grpo", arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1") + arms("es")),
         {
             "letters, tier 6": "{what}",
             "rate": rate,
@@ -422,7 +425,7 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe_turns": lambda: made(
-        beside(arms("recipe", "per_episode", "per_turn"), "per_episode", "greedy"),
+        beside("per_episode", arms("recipe", "per_episode", "per_turn")),
         {
             "alphabet, three turns, 3 seeds": "{what}",
             "rate": rate,
@@ -864,7 +867,7 @@ def swarm_worlds() -> Iterable[list]:
     found, trained_there = read("swarm")["arms"], {"hard": "hard", "medium, v0.1": "v01"}
     worlds = [world for world in found["expert"]["seeds"][0]["held_out"] if "scale" not in world]
     played = [(world, how) for world in worlds for how in WAYS]
-    chances = dict(zip(played, holm([chance(found, *place) for place in played])))
+    chances = dict(zip(played, compare.holm([chance(found, *place) for place in played])))
     for world in worlds:
         there = trained_there.get(world)
         yield [
@@ -873,7 +876,7 @@ def swarm_worlds() -> Iterable[list]:
             reward("greedy", world)(found[there]) if there else "",
             reward("scripted", world)(found["expert"]),
             *(difference(found, "grpo", "expert", how, world).signed() for how in WAYS),
-            " / ".join(small(chances[world, how]) for how in WAYS),
+            " / ".join(compare.small(chances[world, how]) for how in WAYS),
         ]
 
 
@@ -881,8 +884,8 @@ def chance(arms: dict, world: str, how: str) -> float:
     """p that GRPO minus the expert is 0, by the same variances as its interval."""
     theirs = scores(arms["expert"], "reward", how, world)[0]
     rows = np.array([ours - theirs for ours in scores(arms["grpo"], "reward", how, world)])
-    parts = [variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
-    return by_variance(float(rows.mean()), parts, rows.shape[1])[1]
+    parts = [compare.variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
+    return compare.by_variance(float(rows.mean()), parts, rows.shape[1])[1]
 
 
 def swarm_published() -> Iterable[list]:
@@ -924,7 +927,7 @@ def swarm_both() -> Iterable[list]:
     yield ["highest reward of an episode", "1.14", "1.403", *(f"{x:.3f}" for x in best), "", ""]
 
 
-def verdict(change: Interval, side: int | None) -> str:
+def verdict(change: metrics.Interval, side: int | None) -> str:
     """side: published to rise (1), to fall (-1), to stay (0), or nothing is said (None)."""
     if side is None:
         return "nothing to compare with"
@@ -957,11 +960,6 @@ PROXY = {  # what the page predicted: (an arm, minus another, in this world, by 
     "reward under noise, soft gate: soft minus hard": ("soft", "hard", "noise, soft", "reward"),
     "reward under noise, hard gate: soft minus hard": ("soft", "hard", "noise, hard", "reward"),
 }
-
-
-def played_in(measure: str, world: str) -> Cell:
-    """Sampled, in this world."""
-    return lambda arm: over(scores(arm, measure, "sampled", world)).text()
 
 
 TABLES |= {
@@ -1011,7 +1009,7 @@ TABLES |= {
     "swarm_rules": lambda: table(  # how much the rules matter that the published texts leave open
         "what | adds to the reward",
         (
-            [what, Interval(**found).signed()]
+            [what, metrics.Interval(**found).signed()]
             for what, found in read("swarm")["rules"]["adds"].items()
         ),
     ),
@@ -1067,12 +1065,12 @@ TABLES |= {
         {
             "swarm, medium, sampled": "{what}",
             "seeds": seeds,
-            "reward, p known": played_in("reward", "p known"),
-            "reward, noise, soft gate": played_in("reward", "noise, soft"),
-            "reward, noise, hard gate": played_in("reward", "noise, hard"),
-            "quality, p known": played_in("quality", "p known"),
-            "works, p known": played_in("used_submit_work", "p known"),
-            "trades proposed, p known": played_in("used_propose_trade", "p known"),
+            "reward, p known": value("reward", "sampled", "p known"),
+            "reward, noise, soft gate": value("reward", "sampled", "noise, soft"),
+            "reward, noise, hard gate": value("reward", "sampled", "noise, hard"),
+            "quality, p known": value("quality", "sampled", "p known"),
+            "works, p known": value("used_submit_work", "sampled", "p known"),
+            "trades proposed, p known": value("used_propose_trade", "sampled", "p known"),
         },
     ),
     "proxy_predicted": lambda: table(
@@ -1217,26 +1215,24 @@ def lessons() -> list[dict]:
     )
 
 
-def doctor() -> Iterable[list]:
+def illnesses() -> Iterable[list]:
     """What the doctor finds in others' logs, why, and what to set first with TRL."""
     logged = {column for names in logs.NAMES.values() for column in names.values()}
     seen = {}
-    for name, illness in ILLNESSES.items():
+    for name, illness in doctor.ILLNESSES.items():
         if not logged.issuperset(illness["columns"][:1]):
             continue  # only our own runs log its columns
-        flags = cure(name, logs.TRL)
+        flags = doctor.cure(name, logs.TRL)
         first = seen.setdefault(flags, name)
         yield [name, illness["causes"][0], flags if first == name else f"as *{first}*"]
 
 
-def claimed(check: claims.Check) -> list[str]:
-    """A check's columns. A difference of two shares is at most 100 points; Student's t does not
-    know that, so the interval ends there."""
-    text, predicted, measured, many, verdict = claims.row(check)
-    if check.unit == " points":
-        found = claims.interval(check.rows, most=check.most)
-        measured = found.within(-1.0, 1.0).points()
-    return [text, predicted, measured, many, verdict and f"**{verdict}**"]
+def claimed() -> Iterable[list]:
+    """Every check of every claim, with its verdict in bold type."""
+    for name in claims.CLAIMS:
+        for check in claims.checks(name):
+            *columns, verdict = claims.row(check)
+            yield [name, *columns, verdict and f"**{verdict}**"]
 
 
 TABLES |= {
@@ -1250,8 +1246,7 @@ TABLES |= {
         },
     ),
     "claim_numbers": lambda: table(  # what decides each claim, and what pages cite besides
-        "claim | number | predicted | measured | n | verdict",
-        ([name, *claimed(check)] for name in claims.CLAIMS for check in claims.checks(name)),
+        "claim | number | predicted | measured | n | verdict", claimed()
     ),
     "trust": lambda: made(  # what was tried, how often it happened, and Wilson's interval of that
         arms("trust"),
@@ -1261,7 +1256,7 @@ TABLES |= {
             "share": lambda arm: share(arm["hits"], arm["n"]),
         },
     ),
-    "doctor": lambda: table("found | most often because | set, with TRL", doctor()),
+    "doctor": lambda: table("found | most often because | set, with TRL", illnesses()),
 }
 
 
@@ -1293,14 +1288,10 @@ def wrong(texts: dict[object, str]) -> list[str]:
 
 
 def main() -> None:
-    before = {page: page.read_text(encoding="utf8") for page in pages()}
-    after = {page: remake(text) for page, text in before.items()}
-    problems = wrong(after)
-    for page in after:
-        if sys.argv[1:] != ["--check"]:
-            page.write_text(after[page], encoding="utf8")
-        elif after[page] != before[page]:
-            problems.append(f"{page}: not what results/ gives; run python -m lab.tables")
+    texts = {page: remake(page.read_text(encoding="utf8")) for page in pages()}
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf8")
+    problems = wrong(texts)
     print("\n".join(problems) or "every table and every interval is that of results/")
     sys.exit(bool(problems))
 

@@ -121,14 +121,10 @@ def conversation(prompt, replies, deltas):  # a test compares it with rollout.ta
 
 
 def clipped_loss(now, old, A, eps, eps_high):
-    def of_token(now, old, A):  # each [1], with a weight of 1
-        one = torch.ones(1)
-        batch = Batch([], None, None, torch.tensor([0]), old, A * one, old_logprobs=old)
-        out = Output(now, one)
-        ratio = grpo.token_ratio(batch, out)
-        return -grpo.clipped_surrogate(batch, out, ratio, (eps, eps_high)).sum()
-
-    return torch.stack([of_token(*token) for token in zip(now[:, None], old[:, None], A[:, None])])
+    batch = Batch([], None, None, None, old, A, old_logprobs=old)
+    output = Output(now, None)
+    ratio = grpo.token_ratio(batch, output)
+    return -grpo.clipped_surrogate(batch, output, ratio, (eps, eps_high))
 
 
 def token_logprobs(logits, ids, mask):
@@ -168,8 +164,14 @@ def cases() -> dict[str, list[tuple]]:
     logs = lambda *numbers: floats(*numbers).log()
     three, one = Task("banana", ("a", "n", "q"), (3, 2, 0)), Task("banana", ("a",), (3,))
     right = '{"a": 3, "n": 2, "q": 0}'
-    more = '{"a": 3, "n": 2, "q": 0, "b": 0}'
-    answers = ['{"a": 3, "n": 2, "q": 1}', right, more, '{"a": 3, "n": 2}', "{}", "3, 2, 0"]
+    answers = [
+        '{"a": 3, "n": 2, "q": 1}',
+        right,
+        '{"a": 3, "n": 2, "q": 0, "b": 0}',
+        '{"a": 3, "n": 2}',
+        "{}",
+        "3, 2, 0",
+    ]
 
     def letters():
         task = make_task(rng, 6)

@@ -14,7 +14,6 @@ from bridges import api
 from endpoint import say, serving
 from env_letters import Letters, write_reply
 from env_swarm import Swarm
-from settings import DEV_SEEDS
 from swarm.tools import write_call
 
 HANGS = 40  # seconds; nothing below needs a tenth of them
@@ -51,7 +50,7 @@ def no_waiting(monkeypatch):
 def task(body: dict) -> tuple[int, str]:
     """Which of the development tasks is it, and what is the right answer?"""
     env, asked = Letters(2, "binary", True, "bare"), body["messages"][0]["content"]
-    number = next(i for i in range(50) if env.reset(DEV_SEEDS + i)[0]["content"] == asked)
+    number = next(i for i in range(50) if env.reset(settings.DEV_SEEDS + i)[0]["content"] == asked)
     return number, write_reply(env.task, "bare")
 
 
@@ -319,7 +318,7 @@ def test_tool_calls_earn_the_same_in_fields_and_in_text(endpoint, tmp_path, nati
         return say(None, message={"tool_calls": [call], **thought}, finish_reason="tool_calls")
 
     env, done = Swarm("medium"), False
-    env.reset(DEV_SEEDS)
+    env.reset(settings.DEV_SEEDS)
     while not done:
         _, done = env.step(write_call(*CALLS[len(env.log) % len(CALLS)]))
     url, seen = endpoint(behave)

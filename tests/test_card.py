@@ -17,7 +17,6 @@ import torch
 
 from bookkeeping import refusals
 from fast import ahead, machine, vllm_engine
-from fast.machine import CannotGoOn
 from fast.sampler import TorchSampler
 from settings import Config
 
@@ -65,7 +64,7 @@ def test_what_vllm_lacks_to_compile_is_said_before_it_starts(
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
         (tmp_path / "Python.h").unlink()
-    with pytest.raises(CannotGoOn) as caught:
+    with pytest.raises(machine.CannotGoOn) as caught:
         vllm_engine.VllmSampler(on_a_card(tiny))
     assert told in str(caught.value) and "\n" not in str(caught.value)
     assert not llm.called

@@ -69,7 +69,7 @@ def logprobs(policy) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["lora", "full", "half"])
 def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path):
     out, dtype = tmp_path / "out", "bfloat16" if name == "half" else "float32"
-    export.main(["merge", str(runs[name]), str(out), "--dtype", dtype])
+    export.export("merge", runs[name], out, dtype)
     base = logprobs(load_policy(export.base_of(summary_of(runs[name])), 0, 1, "cpu"))
     then, now = logprobs(trained(runs[name])), logprobs(load_policy(str(out), 0, 1, "cpu"))
     rounding = 0.05 if name == "half" else 1e-4
@@ -82,7 +82,7 @@ def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path):
 
 def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path):
     out = tmp_path / "deep" / "out"
-    export.main(["adapter", str(runs["lora"]), str(out)])
+    export.export("adapter", runs["lora"], out)
     ours, theirs = trained(runs["lora"]), trained(runs["lora"])
     base = AutoModelForCausalLM.from_pretrained(PICO, dtype=torch.float32)
     theirs.model = PeftModel.from_pretrained(base, out).eval()
@@ -99,21 +99,20 @@ def test_the_card_says_what_was_measured(runs):
     text = export.card(runs["lora"], summary, "adapter")
     data = ModelCard(text).data
     assert data.library_name == "peft" and "lora" in data.tags
-    final = summary["eval"]["tier 2"]["final"]
-    interval = metrics.Interval(**final["reward"]).text()
+    interval = metrics.Interval(**summary["eval"]["tier 2"]["final"]["reward"]).text()
     assert interval in text and "| reward | partial |" in text and "| lr | 0.003 |" in text
 
 
 def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
-    api, out = tmp_path / "api", str(tmp_path / "out")  # an evaluation over an API has no weights
+    api, out = tmp_path / "api", tmp_path / "out"  # an evaluation over an API has no weights
     api.mkdir()
     (api / "summary.json").write_text(json.dumps({"api": {}, "config": {}, "machine": {}}))
     for words, why in (
-        (["merge", str(tmp_path / "none"), out], "there is no summary.json"),
-        (["merge", str(api), out], "it has no checkpoint"),
-        (["adapter", str(runs["full"]), out], "no adapter; use: python -m bridges.export merge"),
-        (["merge", str(runs["lora"]), str(runs["full"])], "is there already"),
+        (["merge", tmp_path / "none", out], "there is no summary.json"),
+        (["merge", api, out], "it has no checkpoint"),
+        (["adapter", runs["full"], out], "no adapter; use: python -m bridges.export merge"),
+        (["merge", runs["lora"], runs["full"]], "is there already"),
     ):
         with pytest.raises(SystemExit, match=why):
-            export.main(words)
+            export.export(*words)
     assert not list(tmp_path.glob("out*"))

@@ -76,8 +76,7 @@ READ = {
 @pytest.mark.parametrize("file", READ)
 def test_a_log_is_known_by_what_is_in_it(file):
     found = ask(SAMPLES[file])
-    symptoms = [one["name"] for one in found["symptoms"]]
-    assert (found["framework"], symptoms) == READ[file]
+    assert (found["framework"], [one["name"] for one in found["symptoms"]]) == READ[file]
     assert found["steps"] == [1, 30 if file == "trl-plain.json" else 12]
     assert "reward" in found["columns"]
 
@@ -96,9 +95,8 @@ def test_a_folder_gives_its_newest_checkpoint(tmp_path):
     state = SAMPLES["trl-plain.json"]
     write_folder(tmp_path / "empty", {})
     for number, had in ((5, state[:9000]), (30, state)):
-        files = {"trainer_state.json": had}
-        newest = write_folder(tmp_path / f"checkpoint-{number}", files) / "trainer_state.json"
-    assert logs.read(tmp_path).files == [str(newest)]
+        newest = write_folder(tmp_path / f"checkpoint-{number}", {"trainer_state.json": had})
+    assert logs.read(tmp_path).files == [str(newest / "trainer_state.json")]
     for name, problem in (("empty", "has no log in it"), ("nobody", "no such file or folder")):
         status, printed = run(tmp_path / name)
         assert status == 2 and problem in printed

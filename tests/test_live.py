@@ -132,7 +132,7 @@ def test_the_pages_data_are_made_of_a_run(tmp_path, monkeypatch, policy):
         folder = tmp_path / cfg.name
         for n in (0, 2, 4):
             next(iter(policy.trainable().values())).data.fill_(n)
-            live.run_folder.save_checkpoint(folder / "checkpoint", policy, None, {"updates": n})
+            live.folder.save_checkpoint(folder / "checkpoint", policy, None, {"updates": n})
         (folder / "config.json").write_text(json.dumps(vars(cfg) | {"max_tokens": 320}))
         machine = {"commit": "c", "torch": "t", "transformers": "f", "python": "p"}
         (folder / "summary.json").write_text(json.dumps({"machine": machine}))
@@ -208,8 +208,7 @@ def test_the_reward_and_the_habit_are_those_of_the_environment(page):
     ]
     for task in tasks:
         code = "return a[0].map((r) => m.score('banana', a[1], r));"
-        ours = call(page, code, replies, list(task.letters))
-        for reply, found in zip(replies, ours):
+        for reply, found in zip(replies, call(page, code, replies, list(task.letters))):
             theirs = env_letters.score_reply(task, reply, "binary", think=True)
             assert [found[x] for x in ("reward", "format")] == [theirs["reward"], theirs["format"]]
             assert theirs[f"habit_{found['habit']}"] == 1, reply
@@ -346,6 +345,5 @@ def test_a_person_is_the_reward_and_can_undo_it(chromium):
     assert float(cells[6]) > 0 > float(cells[7])  # good up, bad down
     click("#undo")
     until("history.length === 1")
-    width = do("return document.documentElement.scrollWidth")
-    assert width <= 390, "it scrolls sideways on a phone"
+    assert do("return document.documentElement.scrollWidth") <= 390, "it scrolls on a phone"
     assert chromium.get_log("browser") == []

@@ -22,7 +22,6 @@ from openenv.core import GenericEnvClient, ListToolsAction, MCPToolClient
 import settings
 from bookkeeping import refusals
 from env_swarm import Swarm
-from settings import DEV_SEEDS
 from swarm.tools import TOOLS, schemas, write_call
 from warm import ENV, ROOT, free_port
 
@@ -47,7 +46,7 @@ WRONG = [
 def url():
     """The server as people start it, in a process of its own."""
     port = free_port()
-    command = [sys.executable, "-m", "bridges.openenv_swarm", "--port", port, "--sessions", "4"]
+    command = [sys.executable, "-m", "bridges.openenv_swarm", "--port", port]
     server = subprocess.Popen(command, cwd=ROOT, env=ENV)
     address, health = f"http://127.0.0.1:{port}", None
     while health is None and server.poll() is None:
@@ -94,7 +93,7 @@ def play(url: str, seed: int) -> float:
 def test_the_same_seed_and_calls_earn_the_same_score_to_the_last_bit(url):
     """Two clients at a time, an economy for each."""
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda i: play(url, DEV_SEEDS + i), range(30)))
+        found = list(pool.map(lambda i: play(url, settings.DEV_SEEDS + i), range(30)))
     assert len(set(found)) > 20  # tasks differ, and so do their scores
 
 

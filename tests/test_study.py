@@ -3,7 +3,6 @@ again, and what is kept of a held-out task is what was played."""
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,8 +16,8 @@ from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import play as play_scripted
 from fast.sampler import TorchSampler
+from helpers import write_lines
 from lab import environments, study, tables
-from lab.study import Begun, Table
 from policy import PICO, load_policy
 from rollout import play
 from steps import stir
@@ -42,9 +41,14 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
 
     # without the seconds to import torch anew
     monkeypatch.setattr(study, "subprocess", SimpleNamespace(run=run))
-    measures = ["reward", "exact", "of another world"]
-    table = {"flags": TINY, "seeds": 1, "measures": measures, "worlds": WORLDS, "arms": ARMS}
-    one = Table("tiny", table, tmp_path / "runs", tmp_path)
+    table = {
+        "flags": TINY,
+        "seeds": 1,
+        "measures": ["reward", "exact", "of another world"],
+        "worlds": WORLDS,
+        "arms": ARMS,
+    }
+    one = study.Table("tiny", table, tmp_path / "runs", tmp_path)
     for arm in ARMS:
         one.grow(arm, seeds=9)
     data = json.loads(one.file.read_text())
@@ -72,26 +76,32 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
     def train(flags, folder, threads):
         right = {"a": 1, "b": 3, "c": 3}[folder.name.split("-")[1]]
         folder.mkdir(parents=True, exist_ok=True)
-        tokens = {"sampled": 1_000_000, "trained": 200_000, "sft": 100_000}
-        machine = {"device": "CPU", "commit": "abc"}
-        summary = {"tokens": tokens, "seconds": {"total": 9.0}, "machine": machine}
+        summary = {
+            "tokens": {"sampled": 1_000_000, "trained": 200_000, "sft": 100_000},
+            "seconds": {"total": 9.0},
+            "machine": {"device": "CPU", "commit": "abc"},
+        }
         (folder / "summary.json").write_text(json.dumps(summary))
         final = {"stage": "final", "trained": True, "exact": [1] * right + [0] * (4 - right)}
-        (folder / "evals.jsonl").write_text(json.dumps(final))
+        write_lines(folder / "evals.jsonl", [final])
 
     monkeypatch.setattr(study, "train", train)
     held = lambda table, arm, flags, folder, seed: {"greedy": {"exact": f"{'--b' not in flags:d}"}}
     monkeypatch.setattr(study, "play_world", held)
-    arms = {"swept": {"what": "swept", "sweep": ["--a", "--b", "--c"]}}
-    table = {"flags": "--env letters", "seeds": 3, "measures": ["exact"], "arms": arms}
-    made_up = Table("made", table | {"worlds": {"tier 6": ""}}, tmp_path / "runs", tmp_path)
+    table = {
+        "flags": "--env letters",
+        "seeds": 3,
+        "measures": ["exact"],
+        "worlds": {"tier 6": ""},
+        "arms": {"swept": {"what": "swept", "sweep": ["--a", "--b", "--c"]}},
+    }
+    made_up = study.Table("made", table, tmp_path / "runs", tmp_path)
     made_up.grow("swept", 2)
     arm = made_up.kept("swept")
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
     assert [seed["held_out"]["tier 6"]["greedy"]["exact"] for seed in arm["seeds"]] == ["0", "0"]
     assert arm["seeds"][0]["work"] == 1 + 3 * 0.2
-    with ThreadPoolExecutor(2) as pool:  # several at a time: the same
-        made_up.grow("swept", 99, pool.map)
+    made_up.grow("swept", 99)
     again = made_up.kept("swept")["seeds"]
     assert again[:2] == arm["seeds"] and [seed["seed"] for seed in again] == [0, 1, 2]
 
@@ -123,7 +133,9 @@ WAITS = {"measures": ["reward", "turns_used"], "worlds": {"medium": "--eval-n 2"
 
 def play_in_place(tmp_path, player: str) -> dict:
     arms = {"one": {"what": "one", "player": player}}
-    one = Table("made", WAITS | {"flags": "--env swarm", "arms": arms}, tmp_path / "runs", tmp_path)
+    one = study.Table(
+        "made", WAITS | {"flags": "--env swarm", "arms": arms}, tmp_path / "runs", tmp_path
+    )
     one.grow("one", seeds=1)
     [seed] = one.kept("one")["seeds"]
     return seed
@@ -162,7 +174,7 @@ ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, st
 def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(
     pico, make_env, words, size
 ):
-    sampler = Begun(TorchSampler(pico), pico, words)
+    sampler = study.Begun(TorchSampler(pico), words)
     (((episode,),)) = play(pico, sampler, partial(sampler.watch, make_env), [5], 1, size, 0.0, 0)
     game = make_env(style="derives") if make_env is ALPHABET else make_env()
     game.style = "derives"

@@ -22,17 +22,6 @@ def test_each_table_is_made_once_and_each_interval_of_the_prose_stands_in_one():
     assert sorted(made) == sorted(tables.TABLES) and tables.wrong(PAGES) == []
 
 
-def test_a_changed_digit_is_noticed(monkeypatch, tmp_path, capsys):
-    page = PAGES["README.md"].replace("**96.7% [", "**96.9% [")
-    (tmp_path / "README.md").write_text(page)
-    monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
-    monkeypatch.setattr("sys.argv", ["tables", "--check"])
-    with pytest.raises(SystemExit):
-        tables.main()
-    assert "/README.md: not what results/ gives" in capsys.readouterr().out
-    assert (tmp_path / "README.md").read_text() == page, "--check changes nothing"
-
-
 @pytest.mark.parametrize(
     "prose, missing",
     [
@@ -50,8 +39,8 @@ def test_an_interval_that_stands_nowhere_is_noticed(prose, missing):
 @pytest.mark.parametrize("name", sorted(f.stem for f in (ROOT / "results").glob("*.json")))
 def test_each_result_says_how_it_was_made_and_where_its_runs_are(name):
     data = tables.read(name)
-    runs_at = data.get("raw", "no runs: the command plays them again")
-    assert data["made_by"].startswith("python") and runs_at and (data.get("arms") or data["claims"])
+    assert data.get("raw", True), "of no commit: the command plays them again"
+    assert data["made_by"].startswith("python") and (data.get("arms") or data["claims"])
 
 
 def test_an_interval_over_seeds_and_tasks_by_hand():

@@ -216,7 +216,7 @@ def test_a_checkpoint_is_data(run, tmp_path, monkeypatch, what):
     assert "checkpoint" in python(monkeypatch, "train.py", "--resume", run, "--no-wandb")
     if what in ("bomb", "pickle"):  # neither reads the optimizer
         assert python(monkeypatch, "train.py", "--eval-only", run) == ""
-        assert said(lambda: export.main(["merge", str(run), str(tmp_path / "out")])) == ""
+        assert said(lambda: export.export("merge", run, tmp_path / "out")) == ""
     assert not (tmp_path / "marker").exists()
 
 

@@ -30,12 +30,7 @@ def __getattr__(name: str):
     """What verifiers asks for."""
     if name not in __all__:
         raise AttributeError(f"module 'picoswarm' has no attribute {name!r}")
-    try:
-        return getattr(import_module("picoswarm.taskset"), name)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"picoswarm.{name} needs verifiers: pip install verifiers ({error})"
-        ) from None
+    return getattr(import_module("picoswarm.taskset"), name)
 
 
 def import_ours(*names: str) -> list:

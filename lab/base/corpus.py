@@ -323,8 +323,11 @@ def asker(seen: dict, rng: random.Random):
     thought, tool, arguments = propose(seen, rng) or ("Everybody has a proposal.", "pass_turn", {})
     if tool == "propose_trade":
         offer = f"{pick(rng, NICE)} {pick(rng, KINDS)} for {pick(rng, PLACES)}"
-        text = pick(rng, [arguments["content"], offer])
-        arguments = {**arguments, "content": text, "offered_transfer": int(11 * rng.random()) - 5}
+        arguments = {
+            **arguments,
+            "content": pick(rng, [arguments["content"], offer]),
+            "offered_transfer": int(11 * rng.random()) - 5,
+        }
     return "I propose a trade.", tool, arguments
 
 

@@ -225,8 +225,8 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def start_from(model: Qwen3ForCausalLM, tokenizer, folder: str) -> int:
-    """Load an older base's weights, every one of them; returns how many pieces its tokenizer knows.
+def start_from(model: Qwen3ForCausalLM, tokenizer, folder: str) -> None:
+    """Load an older base's weights, every one of them.
 
     Pieces that the older tokenizer has too keep their rows; new ones start as they are.
     RuntimeError if the base lacks a weight of the model, or has one that the model lacks.
@@ -238,7 +238,6 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: str) -> int:
     rows[[new[piece] for piece in kept]] = weights[name][[old[piece] for piece in kept]].float()
     # The head is the embedding, and stands in no file: with its name the loading can be strict.
     model.load_state_dict({**weights, name: rows, "lm_head.weight": rows})
-    return len(kept)
 
 
 def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]) -> float:

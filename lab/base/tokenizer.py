@@ -23,11 +23,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from swarm.bots import KINDS, NICE, PLACES, draw_scenario, draw_tasks
-from swarm.economy import open_economy
-from swarm.players import NOVICE_SAYS
-from swarm.tools import TOOLS, schemas
-from swarm.view import opening as rules
+from swarm import bots, economy, players, tools, view
 
 VOCAB_SIZE = 1344
 # as in Qwen3; special: never part of a reply's text
@@ -76,7 +72,7 @@ FRAMES = [
     "\nI am frozen and can only wait.\n", "\nA fair trade with ",
     " is good for both.\n", "\nMy reputation is low, a post helps.\n", " gives me ", " asks for only ", ", that is good.\n",
     "\nI share something, that helps my reputation.\n", " asks for too much.\n", " is useful.\n", "\nI answer ",
-    *(f"\n{thought}\n" for thought in NOVICE_SAYS.values()),
+    *(f"\n{thought}\n" for thought in players.NOVICE_SAYS.values()),
     # results of calls
     "\n# result: ", "\n# error: ", "\n# error: there is no ", "\n# error: there is no pending proposal ",
     "\n# error: you have no pending proposal ",
@@ -93,8 +89,8 @@ FRAMES = [
     " and can only pass", "\n# an audit of ", " found a fault, fine -", "\n# hint: claimed ", ", submitted ",
     " are frozen to the end of step ",
     # words of tasks, offers and posts, with what stands before them
-    *(f" the {kind}" for kind in KINDS), *(f" for {place}" for place in PLACES), *(f" on {place}" for place in PLACES),
-    *(f'", "content": "{nice}' for nice in NICE), *(f": sharing a {nice}" for nice in NICE),
+    *(f" the {kind}" for kind in bots.KINDS), *(f" for {place}" for place in bots.PLACES), *(f" on {place}" for place in bots.PLACES),
+    *(f'", "content": "{nice}' for nice in bots.NICE), *(f": sharing a {nice}" for nice in bots.NICE),
     # numbers: what stands before one takes in its first digit, and a decimal its point. A number
     # alone stays as letters needs it.
     *(f"\n# step {n}" for n in range(1, 26)), *(f".{n}" for n in range(10)),
@@ -113,13 +109,13 @@ IDS = [
 
 def prompt_frames() -> list[str]:
     """The fixed parts of swarm's prompt: a schema, or a stretch of rules between numbers or names."""
-    parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
+    parts = ["\n" + json.dumps(schema) for schema in tools.schemas("0.2")]
     changing = (
         r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>"
     )
     for version, think in product(("0.2", "0.1"), (True, False)):
-        scenario = draw_scenario(0, "medium", version)
-        text = rules(open_economy(scenario, draw_tasks(scenario)), think)
+        scenario = bots.draw_scenario(0, "medium", version)
+        text = view.opening(economy.open_economy(scenario, bots.draw_tasks(scenario)), think)
         parts += re.split(changing, f"user\n{text}\n\n# step 1")
     return [part for part in parts if len(part) > 2]  # ", " would cut the letters' lists otherwise
 
@@ -153,7 +149,7 @@ def pieces() -> list[str]:
     letters = spaced(string.ascii_letters + string.digits)
     calls = [
         f'\n{{"name": "{tool}", "arguments": {{"{next(iter(arguments))}": "'
-        for tool, (_, arguments) in TOOLS.items()
+        for tool, (_, arguments) in tools.TOOLS.items()
         if arguments
     ]
     counts = SpellChecker(language="en").word_frequency.dictionary  # of English words

@@ -10,7 +10,8 @@ from pathlib import Path
 
 # before transformers is imported: a wrong name must fail at once
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-import endpoint  # noqa: F401  (while tests/ is on the path: loopback.py speaks through it)
+import endpoint  # noqa: F401  (while tests/ is on the path: its helpers are used here)
+import helpers  # noqa: F401
 
 # tests/conftest.py put tests/ on the path, where the folders vllm/ and verifiers/ would pass for
 # installed packages; TRL falls for it.

@@ -19,7 +19,6 @@ import settings
 from bookkeeping import refusals
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
-from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for name in sorted(DATASETS) if name != "composite"]
@@ -51,9 +50,8 @@ def env_of(name: str) -> known.Known:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_generator_gives_tasks_and_scores_its_own_answer(name):
     env, fresh, state = env_of(name), known.Generator(name), random.getstate()
-    for seed in (TRAIN_SEEDS, SFT_SEEDS, DEV_SEEDS, HELD_OUT_SEEDS):
-        question = env.reset(seed)[0]["content"]
-        assert fresh.draw(seed)["question"].strip() in question
+    for seed in (settings.TRAIN_SEEDS, settings.SFT_SEEDS, settings.DEV_SEEDS, HELD_OUT_SEEDS):
+        assert fresh.draw(seed)["question"].strip() in env.reset(seed)[0]["content"]
         assert known.side_of(env.task["question"]) == known.side_of_seed(seed)
         if name in NO_ANSWER:
             with pytest.raises(ValueError, match="--sft-steps 0"):
@@ -71,7 +69,7 @@ def test_no_answer_hangs_or_ends_a_run(name, monkeypatch):
     an abort or an endless sum must not be tried at all."""
     monkeypatch.setattr(known.Known, "seconds", 10.0)
     env = refusals.guarded(env_of, name)
-    env.reset(DEV_SEEDS)
+    env.reset(settings.DEV_SEEDS)
     for answer in HOSTILE:
         env.step(f"<answer>{answer}</answer>")
         marks = env.score()

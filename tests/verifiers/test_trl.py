@@ -20,6 +20,7 @@ import settings
 from batch import BANDS
 from bookkeeping import refusals
 from bridges import trl as bridge
+from helpers import Scripted
 from policy import PICO, PICO_SWARM, Sample, load_policy
 from rollout import play
 
@@ -32,20 +33,11 @@ ACCELERATE += " --dynamo_backend no --main_process_port 0"
 SIZES = {"letters": (3, 4, 320), "alphabet": (3, 4, 200), "swarm": (1, 2, 60)}
 
 
-class Said:
-    """A sampler that says again what was said: the same replies, in our own loop."""
-
-    version = 0
-
-    def __init__(self, stop_ids, tokens, mask):
-        self.stop_ids, self.replies = stop_ids, []
-        for chosen, pairs in groupby(zip(tokens, mask), key=lambda pair: pair[1]):
-            if chosen:
-                self.replies.append([token for token, _ in pairs])
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
-        ids = self.replies.pop(0)
-        return [[Sample(ids, [0.0] * len(ids), ids[-1] in self.stop_ids)]]
+def said_again(told: dict, stop_ids) -> Scripted:
+    """A sampler that says what an episode's policy said, reply after reply."""
+    spans = groupby(zip(told["rest"], told["mask"]), key=lambda pair: pair[1])
+    replies = [[token for token, _ in pairs] for chosen, pairs in spans if chosen]
+    return Scripted(*(Sample(ids, [0.0] * len(ids), ids[-1] in stop_ids) for ids in replies))
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -75,7 +67,7 @@ def test_two_processes_train_on_our_episodes(run):
     policy = load_policy(str(PICO_SWARM if env == "swarm" else PICO), 0, 64, "cpu")
     make_env, turns, rewards = partial(settings.make_env, cfg, cfg.difficulty), set(), set()
     for told in [e for rank in ranks for e in rank["episodes"]]:
-        said = Said(policy.stop_ids, told["rest"], told["mask"])
+        said = said_again(told, policy.stop_ids)
         ((ours,),) = play(policy, said, make_env, [told["seed"]], 1, 999, 1.0, 0)
         assert ours.token_ids == told["given"] + told["rest"]
         assert ours.sampled == [False] * len(told["given"]) + told["mask"]

@@ -148,7 +148,7 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr[-3000:]
     *envs, needs = done.stdout.splitlines()
     assert envs == ["letters True", "alphabet True", "swarm True"]
-    assert needs.startswith("picoswarm.Seeds needs verifiers: pip install verifiers (")
+    assert "verifiers" in needs
 
 
 PROGRAM = """
