@@ -217,7 +217,10 @@ UNREAD = tuple(
 
 def make_trainer(ours: list[str], theirs: list[str]):
     """TRL's trainer, from flags of settings.py and flags of TRL."""
-    import trl
+    try:
+        import trl
+    except ImportError:
+        raise ValueError("bridges/trl.py needs trl; pip install trl==1.16.0") from None
     from accelerate import PartialState
     from datasets import Dataset
     from transformers import AutoConfig, AutoTokenizer, HfArgumentParser

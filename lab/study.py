@@ -10,8 +10,7 @@ A fair table compares its own arm with everything that might do as well, each at
     held-out    only then does a policy play tasks that no run has looked at
 
 results/TABLE.json grows by one setting or seed at a time. Results that it has are not run again,
-and a run that was cut off continues. Several commands may run at a time, each with other --arms.
-lab/tables.py makes the pages' tables from it. A seed's entry:
+and a run that was cut off continues. lab/tables.py makes the pages' tables from it. A seed's entry:
 
     {"seed": 0, "held_out": {WORLD: {"greedy": {"exact": "0110…"}, "sampled": …}},
      "development": {"after_sft": "0100…", "final": "0110…"}, "work": 2.4, "seconds": 455.0,
@@ -27,11 +26,14 @@ greedily, and its replies may be as long as a policy's of that table.
 
 import asyncio
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +68,8 @@ ARM = {
 }
 # With --max-staleness these are kept of each update: they say what speed made of the lag.
 SPEED = ("off_policy_steps", "batches_dropped", "seconds_wait", "seconds_train")
+SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 took 39 of 80 GB
+KEEPING = threading.Lock()  # arms that grow at the same time write to one file
 
 
 # ---------------------------------------------------------------------------- one run
@@ -215,11 +219,15 @@ class Table:
         self.name, self.runs, self.here = name, runs / name, here
         self.file = results / f"{name}.json"
 
-    def grow(self, name: str, seeds: int) -> None:
-        """Run what the results do not yet have of an arm: its sweep, then its seeds."""
+    def grow(self, name: str, seeds: int, each: Callable = map) -> None:
+        """Run what the results do not yet have of an arm: its sweep, then its seeds.
+
+        each: like the built-in map; a pool's map runs several at a time.
+        """
         arm, kept = self.arms[name], self.kept(name)
-        for setting in [s for s in arm["sweep"] if s not in kept["swept"]]:
-            result = outcome(self.run(name, setting, 0), self.measures[0])
+        missing = [s for s in arm["sweep"] if s not in kept["swept"]]
+        for setting, folder in zip(missing, each(partial(self.run, name, seed=0), missing)):
+            result = outcome(folder, self.measures[0])
             mean = float(numbers(result["development"]["final"]).mean())
             kept["swept"][setting] = {"development": mean, "work": result["work"]}
             self.keep(name, kept)
@@ -228,8 +236,9 @@ class Table:
         best = max(swept, key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
         kept["planned"] = min(self.seeds, arm["seeds"])
-        for seed in range(len(kept["seeds"]), min(seeds, kept["planned"])):
-            kept["seeds"].append({"seed": seed} | self.play(name, best, seed))
+        missing = range(len(kept["seeds"]), min(seeds, kept["planned"]))
+        for seed, found in zip(missing, each(partial(self.play, name, best), missing)):
+            kept["seeds"].append({"seed": seed} | found)
             self.keep(name, kept)
 
     def play(self, name: str, setting: str, seed: int) -> dict:
@@ -263,13 +272,23 @@ class Table:
         return arms.get(name, new)
 
     def keep(self, name: str, arm: dict) -> None:
-        keep(self.file, {"made_by": f"python -m lab.study {self.name}"}, {name: arm})
+        with KEEPING:
+            keep(self.file, {"made_by": f"python -m lab.study {self.name}"}, {name: arm})
 
 
 def read_tables(runs: Path, results: Path = RESULTS, here: Sequence[str] = ()) -> dict[str, Table]:
     """{name: table} of lab/study.toml. here: flags of this machine, on which no result depends."""
     tables = tomllib.loads((ROOT / "lab" / "study.toml").read_text(encoding="utf8"))
     return {name: Table(name, data, runs, results, here) for name, data in tables.items()}
+
+
+def grow_together(table: Table, arms, seeds: int, workers: int) -> None:
+    """All arms at once, in so many processes; runs of the first arms start first."""
+    spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a fork
+    with ProcessPoolExecutor(workers, spawn) as pool, ThreadPoolExecutor(len(arms)) as threads:
+        results = [threads.submit(table.grow, arm, seeds, pool.map) for arm in arms]
+        for result in results:
+            result.result()  # raises what the arm's thread raised
 
 
 def main(
@@ -279,13 +298,21 @@ def main(
     runs: Path = ROOT / "runs",
     results: Path = RESULTS,
     threads: int = 1,
+    workers: int = 1,
 ) -> None:
     """arms: only these. seeds: at most so many. runs: where each table gets a folder for its runs.
-    results: the folder of TABLE.json. threads: per run."""
-    tables = read_tables(runs, results, ["--threads", f"{threads}"])
+    results: the folder of TABLE.json. threads: per run. workers: runs at a time, which may share a
+    card."""
+    here = ["--threads", f"{threads}"]
+    if workers > 1 and torch.cuda.is_available():
+        here += ["--micro-tokens", f"{SHARED}"]
+    tables = read_tables(runs, results, here)
     if table not in tables:
         raise SystemExit(f"{table or 'no table'}: choose one of {', '.join(tables)}")
-    for arm in arms or tables[table].arms:
+    arms = arms or tables[table].arms
+    if workers > 1:
+        return grow_together(tables[table], arms, seeds, workers)
+    for arm in arms:
         tables[table].grow(arm, seeds)
 
 
