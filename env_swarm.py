@@ -219,7 +219,7 @@ class Swarm:
         )
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
-        self.ended = False  # by a reply without a call, with text_ends
+        self.ended = False  # after the last step, or by a text with text_ends
         self.dice = random.Random(scenario.dice + " player")
         self.player = PLAYERS[self.style]
         self.seen = view(self.economy)
@@ -228,19 +228,21 @@ class Swarm:
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
         economy = self.economy
-        if self.ended or economy.step > LAST_STEP:
+        if self.ended:
             return [], True
         turn = self.act(reply)
-        self.ended = self.text_ends and turn.calls == 0
         self.log.append(turn)
         self.used[turn.tool] += turn.ok
         finish_step(economy)
-        if self.ended or economy.step > LAST_STEP:
+        text_ends = self.text_ends and turn.calls == 0
+        self.ended = text_ends or economy.step > LAST_STEP
+        if self.ended:
             return [], True
+        hint = ""
         about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
-        claimed, submitted = self.used["claim_task"], self.used["submit_work"]
-        counts = f"claimed {claimed}, submitted {submitted}"
-        hint = counts if about_work and self.version == "0.2" else ""
+        if about_work and self.version == "0.2":
+            claimed, submitted = self.used["claim_task"], self.used["submit_work"]
+            hint = f"claimed {claimed}, submitted {submitted}"
         before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         text = observe(self.seen, result, hint, before)
@@ -248,8 +250,8 @@ class Swarm:
 
     def act(self, reply: str) -> Turn:
         """Carry out a reply. Never raises, whatever the reply is."""
-        economy, tool, arguments, calls = self.economy, "", {}, 1
-        me = economy.members[ME]
+        economy, me = self.economy, self.economy.members[ME]
+        tool, arguments, calls = "", {}, 1
         ok, own_proposal = True, False
         try:
             tool, arguments, calls = read_call(reply, self.version)
@@ -298,8 +300,11 @@ class Swarm:
         average = lambda values: sum(values) / max(1, len(values))
         # over the whole economy (swarm.economy.measures); _hard: p rounded to 0 or 1
         averages, hard = measures(deals), measures(deals, hard=True)
-        hard.pop("acceptance")  # rounding p does not change it
-        averages |= {f"{name}_hard": value for name, value in hard.items()}
+        averages |= {
+            f"{name}_hard": value
+            for name, value in hard.items()
+            if name != "acceptance"  # rounding p does not change it
+        }
         if self.proxy_noise or self.gate == "hard":
             averages["quality_true"] = average([deal.truth for deal in mine])
             averages |= behind_the_proxy(economy)
@@ -308,8 +313,6 @@ class Swarm:
         averages["waste"] = 1 - submissions / claims if claims else math.nan
         # an entry with nothing to average is left out
         averages = {name: x for name, x in averages.items() if not math.isnan(x)}
-        tools = tool_names(self.version)
-        successes = {f"used_{tool}": self.used[tool] for tool in tools}
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
@@ -345,7 +348,7 @@ class Swarm:
             "self_proposal_errors": sum(turn.own_proposal for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
             **averages,
-            **successes,
+            **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
         }
 
     def expert_reply(self) -> str:
@@ -400,23 +403,23 @@ def print_turns(env: Swarm, seed: int) -> None:
 
 
 def print_score(env: Swarm) -> None:
-    scores, economy = env.score(), env.economy
+    scores, scenario = env.score(), env.economy.scenario
+    me, *bots = env.economy.members.values()
     weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
     terms = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
-    books = economy.members[ME].books.items()
-    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books if round(x, 1))
-    members = economy.members.values()
-    kinds = ", ".join(f"{m.name} {m.kind}" for m in members if m.name != ME)
-    scenario = f"{env.difficulty}, v{env.version}, {economy.scenario.kind}"
+    moved = [f"{name} {x:+.1f}" for name, x in me.books.items() if round(x, 1)]
     print(f"\nreward {scores['reward']:.3f} = {' + '.join(terms)}")
-    print(f"gain {scores['gain']:+.1f}: {moved or 'nothing moved'}")
-    print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
+    print(f"gain {scores['gain']:+.1f}: {', '.join(moved) or 'nothing moved'}")
+    drawn = f"({env.difficulty}, v{env.version}, {scenario.kind})"
+    kinds = ", ".join(f"{bot.name} {bot.kind}" for bot in bots)
+    print(f"scenario {scenario.number} {drawn}, bots: {kinds}")
 
 
 def evaluate(env: Swarm, n: int) -> None:
     """Print every metric over n development scenarios, with its 95% interval."""
     import metrics
 
+    n = min(n, env.most_tasks)  # more would repeat some
     print(f"mean [95% interval] over {n} development scenarios")
     episodes = [play(env, DEV_SEEDS + i) for i in range(n)]
     for name in dict.fromkeys(name for scores in episodes for name in scores):
@@ -426,20 +429,19 @@ def evaluate(env: Swarm, n: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Play the swarm, or evaluate a player."
+        description="Play the swarm, or evaluate a player.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     flag = parser.add_argument
     flag("--play", choices=STYLES, help="a whole episode, as the model sees it")
     flag("--evaluate", choices=STYLES, help="every metric with its 95%% interval")
-    flag("--scenario", type=int, default=7, help="of --play; default %(default)s")
-    flag("--n", type=int, default=100, help="of --evaluate; default %(default)s")
+    flag("--scenario", type=int, default=7, help="of --play")
+    flag("--n", type=int, default=100, help="of --evaluate")
     flag("--difficulty", default="medium", choices=(*DIFFICULTIES, MIXED))
-    flag("--version", default="0.2", choices=WEIGHTS, help="default %(default)s")
+    flag("--version", default="0.2", choices=WEIGHTS)
     args = parser.parse_args()
     style = args.evaluate or args.play or "expert"
     env = Swarm(args.difficulty, args.version, style=style)
-    if not 1 <= args.n <= env.most_tasks:  # more would repeat some
-        parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
     if args.evaluate:
         evaluate(env, args.n)
     elif args.play:

@@ -227,7 +227,7 @@ def outbox(economy: Economy, name: str) -> dict[str, Proposal]:
 
 
 def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+    return 1 / (1 + math.exp(-x))
 
 
 def content_quality(text: str, version: str, difficulty: float = 0, description: str = "") -> float:
@@ -267,21 +267,18 @@ def trade_label(quality: float, reputation: float, transfer: float) -> float:
 # --------------------------------------------------------------------------- the proxy
 
 
-def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
-    """The weighted signals, in [-1, 1].
+def proxy(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
+    """p = sigmoid(2 v_hat): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure.
 
-    progress of the task and engagement of the counterparty are in [-1, 1]. A count n (how often
-    work had to be done again, was rejected by a verifier, misused a tool) becomes 2 decay^n - 1: +1
-    for none, near -1 for many; the first costs most. Rejections and misuse are averaged into one.
+    v_hat is their weighted sum, in [-1, 1]. progress of the task and engagement of the counterparty
+    are in [-1, 1]. A count n (how often work had to be done again, was rejected by a verifier,
+    misused a tool) becomes 2 decay^n - 1: +1 for none, near -1 for many; the first costs most.
+    Rejections and misuse are averaged into one.
     """
     counts = ((0.3, rework), (0.4, rejections), (0.5, misuse))
     redone, rejected, misused = (2 * decay**n - 1 for decay, n in counts)
-    return 0.4 * progress + 0.2 * redone + 0.2 * (rejected + misused) / 2 + 0.2 * engagement
-
-
-def proxy(*signals: float) -> float:
-    """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
-    return sigmoid(SHARPNESS * v_hat(*signals))
+    v_hat = 0.4 * progress + 0.2 * redone + 0.2 * (rejected + misused) / 2 + 0.2 * engagement
+    return sigmoid(SHARPNESS * v_hat)
 
 
 def reading(quality: float, noise: float, dice) -> float:
