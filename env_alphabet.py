@@ -163,30 +163,6 @@ def mark_new(names: list[str], task: Task, turn: int) -> list[str]:
     return [name + NEW if name in new else name for name in names]
 
 
-def question(task: Task, turn: int, think: bool) -> str:
-    """The user's message of a turn. The format of each tag is shown once."""
-    names = "\n".join(task.turns[turn])
-    which = "all names so far with these more names" if turn else "these names"
-    if turn == 0:
-        shape = (
-            f"Give the sorted list, one name a line, "
-            f"inside <{FIRST_TAG}> and </{FIRST_TAG}>, "
-            f"like this:\n{write_block(['NameOne', 'NameTwo'], turn)}"
-        )
-    elif turn == 1:
-        shape = (
-            f"Give the whole list, one name a line, "
-            f"inside <{LATER_TAG}> and </{LATER_TAG}>, "
-            f"with{NEW} after each name that is new in this turn, "
-            f"like this:\n{write_block(['NameOne', 'NameTwo' + NEW], turn)}"
-        )
-    else:
-        shape = "Same format."
-    thinking = "Think first inside <think> and </think> if that helps."
-    hint = thinking if think else "Do not think."
-    return f"Sort {which} by {task.by} name:\n{names}\n\n{shape}\n{hint}"
-
-
 def tag_of(turn: int) -> str:
     return LATER_TAG if turn else FIRST_TAG
 
@@ -194,6 +170,29 @@ def tag_of(turn: int) -> str:
 def write_block(lines: list[str], turn: int) -> str:
     """The lines inside the tag of a turn: the answer, without any thinking."""
     return "\n".join([f"<{tag_of(turn)}>", *lines, f"</{tag_of(turn)}>"])
+
+
+# What is said of the format in turn 0, 1, … The format of each tag is shown once.
+FORMATS = (
+    f"Give the sorted list, one name a line, "
+    f"inside <{FIRST_TAG}> and </{FIRST_TAG}>, "
+    f"like this:\n{write_block(['NameOne', 'NameTwo'], 0)}",
+    f"Give the whole list, one name a line, "
+    f"inside <{LATER_TAG}> and </{LATER_TAG}>, "
+    f"with{NEW} after each name that is new in this turn, "
+    f"like this:\n{write_block(['NameOne', 'NameTwo' + NEW], 1)}",
+    "Same format.",
+)
+
+
+def question(task: Task, turn: int, think: bool) -> str:
+    """The user's message of a turn."""
+    names = "\n".join(task.turns[turn])
+    which = "all names so far with these more names" if turn else "these names"
+    thinking = "Think first inside <think> and </think> if that helps."
+    hint = thinking if think else "Do not think."
+    ask = f"Sort {which} by {task.by} name:\n{names}"
+    return f"{ask}\n\n{FORMATS[min(turn, 2)]}\n{hint}"
 
 
 def write_reply(task: Task, turn: int, style: str) -> str:

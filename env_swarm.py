@@ -110,17 +110,6 @@ WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
     "0.1": {"payoff": 1.0, "reputation": 0.6, "quality": 0.0, "diversity": 0.0},
 }
-# How the scripted player plays, and so what SFT teaches.
-STYLES = {
-    "tuned": "thorough work, fair proposals, posts: the best honest plan of a search",
-    "proposer": "work, and fair proposals while there is none",
-    "expert": "a decent plan by hand: good offers, good work, then what helps its name",
-    "grinder": "work alone",
-    "trader": "trades alone, and accepts anything",
-    "novice": "any tool that is possible now: the format without a plan",
-    "random": "any tool, possible or not",
-    "idle": "always passes",
-}
 # How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
 # The published formula is not known. We know that it normalises the total payoff, and
 # we know some episodes. After training, six of eight had a payoff of exactly 1, with 4
@@ -159,7 +148,7 @@ class Swarm:
     difficulty: str = "medium"  # easy, medium, hard; mixed: the seed draws one of them
     version: str = "0.2"
     think: bool = True  # may the replies think before they call?
-    style: str = "expert"  # how the scripted player plays, one of STYLES
+    style: str = "expert"  # who plays for SFT to imitate, one of PLAYERS
     # The weight of each part of the reward; None: the version's.
     payoff: float | None = None
     reputation: float | None = None
@@ -184,7 +173,7 @@ class Swarm:
         for flag, value, choices in (
             ("--set version=", self.version, WEIGHTS),
             ("--difficulty ", self.difficulty, (*DIFFICULTIES, MIXED)),
-            ("--sft-style ", self.style, STYLES),
+            ("--sft-style ", self.style, PLAYERS),
             ("--set payoff_scale=", self.payoff_scale, PAYOFFS),
             ("--set gate=", self.gate, GATES),
         ):
@@ -433,8 +422,8 @@ def main() -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     flag = parser.add_argument
-    flag("--play", choices=STYLES, help="a whole episode, as the model sees it")
-    flag("--evaluate", choices=STYLES, help="every metric with its 95%% interval")
+    flag("--play", choices=PLAYERS, help="a whole episode, as the model sees it")
+    flag("--evaluate", choices=PLAYERS, help="every metric with its 95%% interval")
     flag("--scenario", type=int, default=7, help="of --play")
     flag("--n", type=int, default=100, help="of --evaluate")
     flag("--difficulty", default="medium", choices=(*DIFFICULTIES, MIXED))

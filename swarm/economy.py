@@ -133,15 +133,13 @@ class Proposal:
     text: str
     transfer: float  # positive: the proposer gives
     p: float  # probability that the trade is good, as the economy settles it: fixed when proposed
+    truth: float  # that probability, which nobody sees
     step: int
-    truth: float | None = None  # that probability, which nobody sees
 
 
 # For the metrics: who dealt with whom (counterparty "" for a task), whether the deal was accepted,
-# p, the probability that it was good, and the true p if a proxy stood between the two.
-Interaction = namedtuple(
-    "Interaction", "step initiator counterparty accepted p truth", defaults=(None,)
-)
+# p, the probability that it was good, as the economy settled it, and the true p.
+Interaction = namedtuple("Interaction", "step initiator counterparty accepted p truth")
 
 
 @dataclass
@@ -384,13 +382,18 @@ def measures(deals: list[Interaction], hard: bool = False) -> dict[str, float]:
     }
 
 
+def in_truth(deals: list[Interaction]) -> list[Interaction]:
+    """The deals with their true p in place of the settled one."""
+    return [deal._replace(p=deal.truth) for deal in deals]
+
+
 def behind_the_proxy(economy: Economy) -> dict[str, float]:
     """What the settled p hides: *_true are the measures with the true p, proxy_* the proxy's own.
 
     proxy_error is the mean distance of the settled p from the true one.
     """
     deals, pairs = economy.interactions, economy.rereads
-    true = measures([deal._replace(p=deal.truth) for deal in deals])
+    true = measures(in_truth(deals))
     return {f"{name}_true": x for name, x in true.items() if name != "acceptance"} | {
         "proxy_error": fmean(abs(d.p - d.truth) for d in deals) if deals else math.nan,
         "proxy_variance": variance(pairs),

@@ -87,6 +87,7 @@ from swarm.economy import (
     correct,
     earn,
     end_step,
+    in_truth,
     measures,
     noisy,
     open_economy,
@@ -412,8 +413,8 @@ class Run:
         self.economy = market(stack, adversaries, seed)
         self.members = list(self.economy.members.values())
         self.beliefs = {name: Belief() for name in self.economy.members}
-        self.deals = self.economy.interactions  # with p as the proxy gave it
-        self.true_deals: list[Interaction] = []  # with the probability that it is beneficial
+        # p as the proxy gave it; truth: the probability that the deal is beneficial
+        self.deals = self.economy.interactions
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, as a share of what was proposed
         # [2, n, n] by epoch: how often i proposed to j, and would have if it chose at random
@@ -492,12 +493,11 @@ class Run:
         if row[18] < 0.1:
             self.watch.rereads.append((p, correct(read(13), self.watch.fit)))
         audited = stack.local and row[20] < audit_rate(belief, p, self.noisy or self.too_kind)
-        trade = Proposal("deal", agent.name, partner.name, "", 0.0, p, economy.step)
+        trade = Proposal("deal", agent.name, partner.name, "", 0.0, p, quality, economy.step)
         economy.proposals[trade.id] = trade
         yes = decide(stack.gate, belief, p, self.variance, stack.bar, self.noisy)
         answer = act.accept_proposal if yes else act.reject_proposal
         answer(economy, partner.name, trade.id)
-        self.true_deals.append(self.deals[-1]._replace(p=quality))
         if not yes:
             return 0.0
         self.suspected[i].append(audited)
@@ -548,7 +548,7 @@ class Run:
         """*_soft is what the proxy says, *_hard the same with p rounded; else the truth."""
         soft, hard, epochs = measures(self.deals), measures(self.deals, True), len(self.welfare)
         return {
-            **measures(self.true_deals),
+            **measures(in_truth(self.deals)),
             **{f"{name}_soft": value for name, value in soft.items()},
             **{f"{name}_hard": value for name, value in hard.items()},
             "welfare": float(np.mean(self.welfare[-10:])),

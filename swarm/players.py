@@ -1,10 +1,13 @@
 """Scripted players in the model's place: floors and ceilings for RL, and the teachers of SFT.
 
-    idle, novice, random, trader        do nothing, or anything
-    grinder                             works, and passes while there is no work
-    expert                              decent rules, written by hand: trades, works, posts
-    proposer                            the grinder, but it proposes fair trades instead of passing
-    tuned                               the best honest plan that a search found
+    tuned       thorough work, fair proposals, posts: the best honest plan that a search found
+    proposer    works, and proposes fair trades while there is no work
+    expert      a decent plan by hand: good offers, good work, then what helps its name
+    grinder     works, and passes while there is no work
+    trader      trades alone, and accepts anything
+    novice      any tool that is possible now: the format without a plan
+    random      any tool, possible or not
+    idle        always passes
 
 They see what the model sees (swarm/view.py) and nothing else. They return (thought, tool,
 arguments), which env_swarm.py turns into a reply. None of them knows which bots are deceptive. The

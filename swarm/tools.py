@@ -38,8 +38,6 @@ rules say nothing about a tool, we chose (swarm/economy.py has the choices beyon
     bonus      5 times the quality of a post, when up votes minus down votes first reach 3.
     replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
                vote on the same post, are refused.
-
-Run me: `python -m swarm.tools` shows what is read from some replies, good and bad.
 """
 
 import json
@@ -310,7 +308,7 @@ def propose_trade(
     truth = trade_label(quality, member.reputation, offered_transfer)
     p = settle(economy, truth)
     economy.proposals[proposal_id] = Proposal(
-        proposal_id, name, other.name, content, offered_transfer, p, economy.step, truth
+        proposal_id, name, other.name, content, offered_transfer, p, truth, economy.step
     )
     if name == ME:
         economy.proposed_to[other.name] += 1
@@ -387,21 +385,3 @@ def pass_turn(economy: Economy, name: str) -> str:
 
 
 ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function with its name
-
-
-if __name__ == "__main__":
-    claim = write_call("claim_task", {"task_id": "task_1"})
-    for text in (
-        "I will wait and see.",
-        claim,
-        f"{claim}\n{claim}",
-        claim.removesuffix("</tool_call>"),
-        "<tool_call>{name: claim_task}</tool_call>",
-        write_call("steal", {"task_id": "task_1"}),
-        write_call("claim_task", {"task_id": 1}),
-    ):
-        try:
-            result = read_call(text, "0.2")
-        except Refused as refusal:
-            result = f"refused: {refusal}"
-        print(f"{' '.join(text.split())}\n  -> {result}\n")

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import logit
 
 from swarm import governance as gov
-from swarm.economy import Interaction, correct, noisy, proxy, recalibrate
+from swarm.economy import Interaction, correct, in_truth, noisy, proxy, recalibrate
 from swarm.governance import (
     STACKS,
     Belief,
@@ -26,7 +26,7 @@ from warm import ROOT
 
 
 def deal(p: float, accepted: bool = True, who: str = "a", to: str = "b") -> Interaction:
-    return Interaction(1, who, to, accepted, p)
+    return Interaction(1, who, to, accepted, p, p)
 
 
 # ------------------------------------------------------------------------- the formulas
@@ -267,8 +267,8 @@ def test_the_deceptive_lie_low_when_they_are_audited_more_than_others():
     assert gov.choose(agent, others, dice(), bold=False) == (others[-1], gov.GOOD, gov.GOOD, 0.0)
     # in a run: fewer bad deals if audits follow suspicion, no difference if there are none
     bad = lambda name, nerve, seed: sum(
-        d.p < 0.5
-        for d in Run(replace(STACKS[name], nerve=nerve), 3, seed, least=30, most=30).true_deals
+        d.truth < 0.5
+        for d in Run(replace(STACKS[name], nerve=nerve), 3, seed, least=30, most=30).deals
     )
     for seed in (100, 101):
         assert bad("fast tier", 1.0, seed) < 0.9 * bad("fast tier", None, seed)
@@ -297,7 +297,7 @@ def test_a_ballot_counts_as_many_deals_as_describe_the_present():
     names = [m.name for m in run.members]
 
     def named(quality, fixed: bool) -> set[str]:
-        run.deals = [Interaction(1, names[3], names[0], True, p) for p in quality]
+        run.deals = [deal(p, True, names[3], names[0]) for p in quality]
         run.watch.fixed = fixed
         return run.ballots()[names[0]]
 
@@ -321,7 +321,9 @@ def test_the_books_balance(name, adversaries):
     assert all(m.books["bonus"] == m.books["task"] == 0 for m in run.members)
     if name == "open":
         assert not run.watch.audits and not run.answers and all(d.accepted for d in run.deals)
-    worth = measures(run.true_deals)["welfare"] - len(run.watch.audits) * STACKS[name].audit_cost
+    worth = (
+        measures(in_truth(run.deals))["welfare"] - len(run.watch.audits) * STACKS[name].audit_cost
+    )
     assert 40 * sum(run.welfare) == pytest.approx(worth)
 
 
