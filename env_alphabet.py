@@ -397,5 +397,4 @@ if __name__ == "__main__":
     for player, lines in players.items():
         env.replies = [write_block(lines(env.task, turn), turn) for turn in range(3)]
         parts = env.score().items()
-        scores = {name: round(x, 2) for name, x in parts if "habit" not in name}
-        print(f"{player:20}", scores)
+        print(f"{player:20}", {k: round(x, 2) for k, x in parts if "habit" not in k})

@@ -63,13 +63,12 @@ Run me: `python env_swarm.py` plays an episode with the expert, one line per tur
 100` gives every metric with its 95% interval.
 """
 
-import argparse
 import math
 import random
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from env_letters import check_choice, split_thinking
 from swarm.bots import (
@@ -132,7 +131,6 @@ DEV_SEEDS = 2_000_000_000
 class Turn:
     """One entry of the log that the score is computed from."""
 
-    step: int
     tool: str  # "" if the call could not be read
     arguments: dict
     ok: bool
@@ -266,7 +264,7 @@ class Swarm:
             own_proposal = answers and arguments["proposal_id"] in outbox(economy, ME)
         if calls > 1:
             result += f" (only the first of {calls} calls counts)"
-        return Turn(economy.step, tool, arguments, ok, result, calls, own_proposal)
+        return Turn(tool, arguments, ok, result, calls, own_proposal)
 
     def score(self) -> dict[str, float]:
         """The reward, its four parts, what penalties depend on, and other measures.
@@ -384,10 +382,10 @@ def play_aloud(env: Swarm, seed: int) -> None:
 def print_turns(env: Swarm, seed: int) -> None:
     """One line per turn: the call, its result, and what else happened in that step."""
     play(env, seed)
-    for turn in env.log:
-        events = [text for at, text in env.economy.events if at == turn.step]
+    for step, turn in enumerate(env.log, start=1):
+        events = [text for at, text in env.economy.events if at == step]
         news = "; ".join([turn.result, *events])
-        print(f"{turn.step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
+        print(f"{step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
     print_score(env)
 
 
@@ -404,7 +402,7 @@ def print_score(env: Swarm) -> None:
     print(f"scenario {scenario.number} {drawn}, bots: {kinds}")
 
 
-def evaluate(env: Swarm, n: int) -> None:
+def print_metrics(env: Swarm, n: int) -> None:
     """Print every metric over n development scenarios, with its 95% interval."""
     import metrics
 
@@ -416,28 +414,32 @@ def evaluate(env: Swarm, n: int) -> None:
         print(f"{name:22} {metrics.mean(values)}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Play the swarm, or evaluate a player.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    flag = parser.add_argument
-    flag("--play", choices=PLAYERS, help="a whole episode, as the model sees it")
-    flag("--evaluate", choices=PLAYERS, help="every metric with its 95%% interval")
-    flag("--scenario", type=int, default=7, help="of --play")
-    flag("--n", type=int, default=100, help="of --evaluate")
-    flag("--difficulty", default="medium", choices=(*DIFFICULTIES, MIXED))
-    flag("--version", default="0.2", choices=WEIGHTS)
-    args = parser.parse_args()
-    style = args.evaluate or args.play or "expert"
-    env = Swarm(args.difficulty, args.version, style=style)
-    if args.evaluate:
-        evaluate(env, args.n)
-    elif args.play:
-        play_aloud(env, args.scenario)
+def main(
+    play: Literal[(*PLAYERS,)] | None = None,
+    evaluate: Literal[(*PLAYERS,)] | None = None,
+    scenario: int = 7,
+    n: int = 100,
+    difficulty: Literal[(*DIFFICULTIES, MIXED)] = "medium",
+    version: Literal[(*WEIGHTS,)] = "0.2",
+) -> None:
+    """Play the swarm, or evaluate a player. With neither: the expert, a line per turn.
+
+    Args:
+        play: a whole episode of this player, as the model sees it
+        evaluate: every metric of this player, with its 95% interval
+        scenario: the one to play
+        n: how many scenarios to evaluate on
+    """
+    env = Swarm(difficulty, version, style=evaluate or play or "expert")
+    if evaluate:
+        print_metrics(env, n)
+    elif play:
+        play_aloud(env, scenario)
     else:
-        print_turns(env, args.scenario)
+        print_turns(env, scenario)
 
 
 if __name__ == "__main__":
-    main()
+    import tyro
+
+    tyro.cli(main)
