@@ -49,6 +49,7 @@ import random
 import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import ClassVar
 
 from env_letters import check_choice, is_one_block, split_thinking
@@ -140,10 +141,9 @@ def make_task(
     counts = [rng.randint(*names) for _ in range(rng.randint(*turns))]
     total = sum(counts)
     firsts, lasts = rng.sample(FIRST, total), rng.sample(LAST, total)
-    people = [first + last for first, last in zip(firsts, lasts)]
+    people = map("".join, zip(firsts, lasts))
     by = rng.choice(["first", "last"])
-    starts = [sum(counts[:t]) for t in range(len(counts))]
-    return Task(by, tuple(tuple(people[s : s + n]) for s, n in zip(starts, counts)))
+    return Task(by, tuple(tuple(islice(people, n)) for n in counts))
 
 
 def names_so_far(task: Task, turn: int) -> list[str]:
@@ -163,34 +163,36 @@ def mark_new(names: list[str], task: Task, turn: int) -> list[str]:
     return [name + NEW if name in new else name for name in names]
 
 
-def question(task: Task, turn: int, think: bool) -> str:
-    """The user's message of a turn. The format of each tag is shown once."""
-    names = "\n".join(task.turns[turn])
-    which = "all names so far with these more names" if turn else "these names"
-    if turn == 0:
-        shape = (
-            f"Give the sorted list, one name a line, "
-            f"inside <{FIRST_TAG}> and </{FIRST_TAG}>, "
-            f"like this:\n{write_block(['NameOne', 'NameTwo'], turn)}"
-        )
-    elif turn == 1:
-        shape = (
-            f"Give the whole list, one name a line, "
-            f"inside <{LATER_TAG}> and </{LATER_TAG}>, "
-            f"with{NEW} after each name that is new in this turn, "
-            f"like this:\n{write_block(['NameOne', 'NameTwo' + NEW], turn)}"
-        )
-    else:
-        shape = "Same format."
-    thinking = "Think first inside <think> and </think> if that helps."
-    hint = thinking if think else "Do not think."
-    return f"Sort {which} by {task.by} name:\n{names}\n\n{shape}\n{hint}"
+def tag_of(turn: int) -> str:
+    return LATER_TAG if turn else FIRST_TAG
 
 
 def write_block(lines: list[str], turn: int) -> str:
     """The lines inside the tag of a turn: the answer, without any thinking."""
-    tag = LATER_TAG if turn else FIRST_TAG
-    return f"<{tag}>\n" + "".join(line + "\n" for line in lines) + f"</{tag}>"
+    return "\n".join([f"<{tag_of(turn)}>", *lines, f"</{tag_of(turn)}>"])
+
+
+# What is said of the format in turn 0, 1, … The format of each tag is shown once.
+FORMATS = (
+    f"Give the sorted list, one name a line, "
+    f"inside <{FIRST_TAG}> and </{FIRST_TAG}>, "
+    f"like this:\n{write_block(['NameOne', 'NameTwo'], 0)}",
+    f"Give the whole list, one name a line, "
+    f"inside <{LATER_TAG}> and </{LATER_TAG}>, "
+    f"with{NEW} after each name that is new in this turn, "
+    f"like this:\n{write_block(['NameOne', 'NameTwo' + NEW], 1)}",
+    "Same format.",
+)
+
+
+def question(task: Task, turn: int, think: bool) -> str:
+    """The user's message of a turn."""
+    names = "\n".join(task.turns[turn])
+    which = "all names so far with these more names" if turn else "these names"
+    thinking = "Think first inside <think> and </think> if that helps."
+    hint = thinking if think else "Do not think."
+    ask = f"Sort {which} by {task.by} name:\n{names}"
+    return f"{ask}\n\n{FORMATS[min(turn, 2)]}\n{hint}"
 
 
 def write_reply(task: Task, turn: int, style: str) -> str:
@@ -211,21 +213,21 @@ def write_reply(task: Task, turn: int, style: str) -> str:
 # -------------------------------------------------------------------------- the reward
 
 
-def score_turn(reply: str, expected: list[str], turn: int) -> tuple[float, bool]:
-    """(similarity of one reply to what was expected, was there a block?)
+def score_turn(reply: str, expected: list[str], turn: int) -> float | None:
+    """The similarity of one reply to what was expected; None if there is no block.
 
     If there are several blocks, each must be strictly better than the one before: a
     list of guesses is not an answer. If so, the last block's score counts; if not, the
     score is 0. Never raises, whatever the reply.
     """
-    scores = []
+    last = None
     for block in find_blocks(reply, turn):
         lines = [line for line in block.split("\n") if line.strip()]
         score = similarity(lines, expected)
-        if scores and score <= scores[-1]:
-            return 0.0, True
-        scores.append(score)
-    return (scores[-1], True) if scores else (0.0, False)
+        if last is not None and score <= last:
+            return 0.0
+        last = score
+    return last
 
 
 def similarity(predicted: list[str], expected: list[str]) -> float:
@@ -250,7 +252,7 @@ def find_blocks(reply: str, turn: int) -> list[str]:
     We split instead of matching a regex: a regex would read on to the end of the reply
     for every tag that is never closed, which takes 0.8 s for 2,048 of them.
     """
-    tag, rest = LATER_TAG if turn else FIRST_TAG, split_thinking(reply)[1]
+    tag, rest = tag_of(turn), split_thinking(reply)[1]
     if len(rest) > MOST_ANSWER:
         return []
     parts = rest.split(f"</{tag}>")[:-1]
@@ -293,9 +295,11 @@ class Alphabet:
 
     def __post_init__(self):
         most = min(len(FIRST), len(LAST))
-        turns_fit = 1 <= self.min_turns <= self.max_turns
-        names_fit = 1 <= self.min_names <= self.max_names
-        if not (turns_fit and names_fit and self.max_turns * self.max_names <= most):
+        if not (
+            1 <= self.min_turns <= self.max_turns
+            and 1 <= self.min_names <= self.max_names
+            and self.max_turns * self.max_names <= most
+        ):
             raise ValueError(
                 f"--set min_turns={self.min_turns} max_turns={self.max_turns} "
                 f"min_names={self.min_names} max_names={self.max_names}: need 1 <= min "
@@ -314,9 +318,11 @@ class Alphabet:
         check_choice("--sft-style ", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
-        turns = (self.min_turns, self.max_turns)
-        names = (self.min_names, self.max_names)
-        self.task = make_task(random.Random(seed), turns, names)
+        self.task = make_task(
+            random.Random(seed),
+            turns=(self.min_turns, self.max_turns),
+            names=(self.min_names, self.max_names),
+        )
         self.replies: list[str] = []
         return [{"role": "user", "content": question(self.task, 0, self.think)}]
 
@@ -336,12 +342,11 @@ class Alphabet:
         with a block; habit_*: 1 for the habit that the replies show, else 0.
         """
         n = len(self.task.turns)
-        raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
+        scores = [None] * n  # None: a turn without a block, or never played
         for turn, reply in enumerate(self.replies[:n]):
-            tag = LATER_TAG if turn else FIRST_TAG
-            if self.think or is_one_block(reply, tag, MOST_ANSWER):
-                expected = right_list(self.task, turn)
-                raw[turn], blocks[turn] = score_turn(reply, expected, turn)
+            if self.think or is_one_block(reply, tag_of(turn), MOST_ANSWER):
+                scores[turn] = score_turn(reply, right_list(self.task, turn), turn)
+        raw = [score or 0.0 for score in scores]
         power, mean = self.similarity_power, sum(raw) / n
         if self.power_per_turn:
             reward = sum(value**power for value in raw) / n
@@ -356,7 +361,7 @@ class Alphabet:
             "reward": reward,
             "exact": float(min(raw) == 1.0),
             "similarity": mean,
-            "format": sum(blocks) / n,
+            "format": (n - scores.count(None)) / n,
             **habits,
             **turns,
             **credit,
@@ -390,8 +395,6 @@ if __name__ == "__main__":
         ],
     }
     for player, lines in players.items():
-        turns = range(len(env.task.turns))
-        env.replies = [write_block(lines(env.task, turn), turn) for turn in turns]
+        env.replies = [write_block(lines(env.task, turn), turn) for turn in range(3)]
         parts = env.score().items()
-        scores = {name: round(x, 2) for name, x in parts if "habit" not in name}
-        print(f"{player:20}", scores)
+        print(f"{player:20}", {k: round(x, 2) for k, x in parts if "habit" not in k})

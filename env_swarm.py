@@ -63,13 +63,12 @@ Run me: `python env_swarm.py` plays an episode with the expert, one line per tur
 100` gives every metric with its 95% interval.
 """
 
-import argparse
 import math
 import random
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from env_letters import check_choice, split_thinking
 from swarm.bots import (
@@ -110,17 +109,6 @@ WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
     "0.1": {"payoff": 1.0, "reputation": 0.6, "quality": 0.0, "diversity": 0.0},
 }
-# How the scripted player plays, and so what SFT teaches.
-STYLES = {
-    "tuned": "thorough work, fair proposals, posts: the best honest plan of a search",
-    "proposer": "work, and fair proposals while there is none",
-    "expert": "a decent plan by hand: good offers, good work, then what helps its name",
-    "grinder": "work alone",
-    "trader": "trades alone, and accepts anything",
-    "novice": "any tool that is possible now: the format without a plan",
-    "random": "any tool, possible or not",
-    "idle": "always passes",
-}
 # How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
 # The published formula is not known. We know that it normalises the total payoff, and
 # we know some episodes. After training, six of eight had a payoff of exactly 1, with 4
@@ -143,7 +131,6 @@ DEV_SEEDS = 2_000_000_000
 class Turn:
     """One entry of the log that the score is computed from."""
 
-    step: int
     tool: str  # "" if the call could not be read
     arguments: dict
     ok: bool
@@ -159,7 +146,7 @@ class Swarm:
     difficulty: str = "medium"  # easy, medium, hard; mixed: the seed draws one of them
     version: str = "0.2"
     think: bool = True  # may the replies think before they call?
-    style: str = "expert"  # how the scripted player plays, one of STYLES
+    style: str = "expert"  # who plays for SFT to imitate, one of PLAYERS
     # The weight of each part of the reward; None: the version's.
     payoff: float | None = None
     reputation: float | None = None
@@ -184,7 +171,7 @@ class Swarm:
         for flag, value, choices in (
             ("--set version=", self.version, WEIGHTS),
             ("--difficulty ", self.difficulty, (*DIFFICULTIES, MIXED)),
-            ("--sft-style ", self.style, STYLES),
+            ("--sft-style ", self.style, PLAYERS),
             ("--set payoff_scale=", self.payoff_scale, PAYOFFS),
             ("--set gate=", self.gate, GATES),
         ):
@@ -219,7 +206,7 @@ class Swarm:
         )
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
-        self.ended = False  # by a reply without a call, with text_ends
+        self.ended = False  # after the last step, or by a text with text_ends
         self.dice = random.Random(scenario.dice + " player")
         self.player = PLAYERS[self.style]
         self.seen = view(self.economy)
@@ -228,19 +215,21 @@ class Swarm:
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
         economy = self.economy
-        if self.ended or economy.step > LAST_STEP:
+        if self.ended:
             return [], True
         turn = self.act(reply)
-        self.ended = self.text_ends and turn.calls == 0
         self.log.append(turn)
         self.used[turn.tool] += turn.ok
         finish_step(economy)
-        if self.ended or economy.step > LAST_STEP:
+        text_ends = self.text_ends and turn.calls == 0
+        self.ended = text_ends or economy.step > LAST_STEP
+        if self.ended:
             return [], True
+        hint = ""
         about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
-        claimed, submitted = self.used["claim_task"], self.used["submit_work"]
-        counts = f"claimed {claimed}, submitted {submitted}"
-        hint = counts if about_work and self.version == "0.2" else ""
+        if about_work and self.version == "0.2":
+            claimed, submitted = self.used["claim_task"], self.used["submit_work"]
+            hint = f"claimed {claimed}, submitted {submitted}"
         before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         text = observe(self.seen, result, hint, before)
@@ -248,8 +237,8 @@ class Swarm:
 
     def act(self, reply: str) -> Turn:
         """Carry out a reply. Never raises, whatever the reply is."""
-        economy, tool, arguments, calls = self.economy, "", {}, 1
-        me = economy.members[ME]
+        economy, me = self.economy, self.economy.members[ME]
+        tool, arguments, calls = "", {}, 1
         ok, own_proposal = True, False
         try:
             tool, arguments, calls = read_call(reply, self.version)
@@ -275,7 +264,7 @@ class Swarm:
             own_proposal = answers and arguments["proposal_id"] in outbox(economy, ME)
         if calls > 1:
             result += f" (only the first of {calls} calls counts)"
-        return Turn(economy.step, tool, arguments, ok, result, calls, own_proposal)
+        return Turn(tool, arguments, ok, result, calls, own_proposal)
 
     def score(self) -> dict[str, float]:
         """The reward, its four parts, what penalties depend on, and other measures.
@@ -298,8 +287,11 @@ class Swarm:
         average = lambda values: sum(values) / max(1, len(values))
         # over the whole economy (swarm.economy.measures); _hard: p rounded to 0 or 1
         averages, hard = measures(deals), measures(deals, hard=True)
-        hard.pop("acceptance")  # rounding p does not change it
-        averages |= {f"{name}_hard": value for name, value in hard.items()}
+        averages |= {
+            f"{name}_hard": value
+            for name, value in hard.items()
+            if name != "acceptance"  # rounding p does not change it
+        }
         if self.proxy_noise or self.gate == "hard":
             averages["quality_true"] = average([deal.truth for deal in mine])
             averages |= behind_the_proxy(economy)
@@ -308,8 +300,6 @@ class Swarm:
         averages["waste"] = 1 - submissions / claims if claims else math.nan
         # an entry with nothing to average is left out
         averages = {name: x for name, x in averages.items() if not math.isnan(x)}
-        tools = tool_names(self.version)
-        successes = {f"used_{tool}": self.used[tool] for tool in tools}
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
@@ -345,7 +335,7 @@ class Swarm:
             "self_proposal_errors": sum(turn.own_proposal for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
             **averages,
-            **successes,
+            **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
         }
 
     def expert_reply(self) -> str:
@@ -392,31 +382,31 @@ def play_aloud(env: Swarm, seed: int) -> None:
 def print_turns(env: Swarm, seed: int) -> None:
     """One line per turn: the call, its result, and what else happened in that step."""
     play(env, seed)
-    for turn in env.log:
-        events = [text for at, text in env.economy.events if at == turn.step]
+    for step, turn in enumerate(env.log, start=1):
+        events = [text for at, text in env.economy.events if at == step]
         news = "; ".join([turn.result, *events])
-        print(f"{turn.step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
+        print(f"{step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
     print_score(env)
 
 
 def print_score(env: Swarm) -> None:
-    scores, economy = env.score(), env.economy
+    scores, scenario = env.score(), env.economy.scenario
+    me, *bots = env.economy.members.values()
     weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
     terms = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
-    books = economy.members[ME].books.items()
-    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books if round(x, 1))
-    members = economy.members.values()
-    kinds = ", ".join(f"{m.name} {m.kind}" for m in members if m.name != ME)
-    scenario = f"{env.difficulty}, v{env.version}, {economy.scenario.kind}"
+    moved = [f"{name} {x:+.1f}" for name, x in me.books.items() if round(x, 1)]
     print(f"\nreward {scores['reward']:.3f} = {' + '.join(terms)}")
-    print(f"gain {scores['gain']:+.1f}: {moved or 'nothing moved'}")
-    print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
+    print(f"gain {scores['gain']:+.1f}: {', '.join(moved) or 'nothing moved'}")
+    drawn = f"({env.difficulty}, v{env.version}, {scenario.kind})"
+    kinds = ", ".join(f"{bot.name} {bot.kind}" for bot in bots)
+    print(f"scenario {scenario.number} {drawn}, bots: {kinds}")
 
 
-def evaluate(env: Swarm, n: int) -> None:
+def print_metrics(env: Swarm, n: int) -> None:
     """Print every metric over n development scenarios, with its 95% interval."""
     import metrics
 
+    n = min(n, env.most_tasks)  # more would repeat some
     print(f"mean [95% interval] over {n} development scenarios")
     episodes = [play(env, DEV_SEEDS + i) for i in range(n)]
     for name in dict.fromkeys(name for scores in episodes for name in scores):
@@ -424,29 +414,32 @@ def evaluate(env: Swarm, n: int) -> None:
         print(f"{name:22} {metrics.mean(values)}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Play the swarm, or evaluate a player."
-    )
-    flag = parser.add_argument
-    flag("--play", choices=STYLES, help="a whole episode, as the model sees it")
-    flag("--evaluate", choices=STYLES, help="every metric with its 95%% interval")
-    flag("--scenario", type=int, default=7, help="of --play; default %(default)s")
-    flag("--n", type=int, default=100, help="of --evaluate; default %(default)s")
-    flag("--difficulty", default="medium", choices=(*DIFFICULTIES, MIXED))
-    flag("--version", default="0.2", choices=WEIGHTS, help="default %(default)s")
-    args = parser.parse_args()
-    style = args.evaluate or args.play or "expert"
-    env = Swarm(args.difficulty, args.version, style=style)
-    if not 1 <= args.n <= env.most_tasks:  # more would repeat some
-        parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
-    if args.evaluate:
-        evaluate(env, args.n)
-    elif args.play:
-        play_aloud(env, args.scenario)
+def main(
+    play: Literal[(*PLAYERS,)] | None = None,
+    evaluate: Literal[(*PLAYERS,)] | None = None,
+    scenario: int = 7,
+    n: int = 100,
+    difficulty: Literal[(*DIFFICULTIES, MIXED)] = "medium",
+    version: Literal[(*WEIGHTS,)] = "0.2",
+) -> None:
+    """Play the swarm, or evaluate a player. With neither: the expert, a line per turn.
+
+    Args:
+        play: a whole episode of this player, as the model sees it
+        evaluate: every metric of this player, with its 95% interval
+        scenario: the one to play
+        n: how many scenarios to evaluate on
+    """
+    env = Swarm(difficulty, version, style=evaluate or play or "expert")
+    if evaluate:
+        print_metrics(env, n)
+    elif play:
+        play_aloud(env, scenario)
     else:
-        print_turns(env, args.scenario)
+        print_turns(env, scenario)
 
 
 if __name__ == "__main__":
-    main()
+    import tyro
+
+    tyro.cli(main)

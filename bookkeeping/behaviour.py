@@ -188,5 +188,5 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
         except Refused:
             tool, arguments, calls = "(a call that cannot be read)", {}, 1
         answer = after["content"].split("\n")[0].removeprefix("# ").removeprefix("result: ")
-        out.append((brief(Turn(0, tool, arguments, True, "", calls)), answer))
+        out.append((brief(Turn(tool, arguments, True, "", calls)), answer))
     return out

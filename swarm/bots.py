@@ -19,12 +19,13 @@ Bots.       They use one tool per step, of the ten that the model has (swarm/too
             deal with probability 0.7 sigmoid(2 (interactions - number)), and else cooperates. Half
             of all proposals go to the model, so that it has something to decide.
 
-Run me: `python -m swarm.bots` plays 25 steps in which the model only passes.
+Watch them: `python env_swarm.py --play idle` plays 25 steps in which the model only passes.
 """
 
 import random
 from dataclasses import replace
 from functools import cache
+from itertools import count
 
 from swarm import tools as act
 from swarm.economy import (
@@ -88,24 +89,18 @@ PLACES = "water energy food health transport city river bridge weather".split()
 # --------------------------------------------------------------------------- scenarios
 
 
-def order(lap: int, n: int) -> list[int]:
-    """The order in which training meets all n scenarios for the first, second … time.
-
-    A run's --seed decides at which lap it begins (settings.task_seeds). If all laps had one order,
-    every run would train on the same scenarios.
-    """
-    numbers = list(range(n))
-    if lap:
-        random.Random(f"swarm lap {lap}").shuffle(numbers)
-    return numbers
-
-
 def draw_scenario(seed: int, difficulty: str, version: str) -> Scenario:
-    """The scenario of a seed. Every billion seeds have their own, and go through them in laps."""
+    """The scenario of a seed. Every billion seeds have their own, and go through them in laps.
+
+    In training each lap has an order of its own, and a run's --seed decides at which lap it begins
+    (settings.task_seeds). If all laps had one order, every run would train on the same scenarios.
+    """
     block, place = divmod(seed, 1_000_000_000)
     lap, number = divmod(place, SCENARIOS[version])
-    if block == 0:  # training
-        number = order(lap, SCENARIOS[version])[number]
+    if block == 0 and lap:
+        order = list(range(SCENARIOS[version]))
+        random.Random(f"swarm lap {lap}").shuffle(order)
+        number = order[number]
     if difficulty == MIXED:
         difficulty = random.Random(f"swarm {version} {block} {number}").choice(DIFFICULTIES)
     dice = f"swarm {version} {difficulty} {block} {number}"
@@ -134,16 +129,15 @@ def draw_tasks(scenario: Scenario) -> list[list[Task]]:
     """All tasks that will appear, by epoch. They depend on the seed alone, not on any action."""
     rng = random.Random(scenario.dice + " tasks")
     scale = scenario.scale if scenario.version == "0.2" else 1.0
-    epochs, number = [], 0
+    epochs, numbers = [], count(1)
     for epoch in range(EPOCHS):
         tasks, deadline = [], min((epoch + 2) * STEPS, LAST_STEP)
         for _ in range(max(1, round(rng.randint(2, 3) * scale))):
-            number += 1
             places = " ".join(rng.sample(PLACES, 2))
-            what = f"{rng.choice(VERBS)} the {rng.choice(KINDS)} {rng.choice(THINGS)}"
+            text = f"{rng.choice(VERBS)} the {rng.choice(KINDS)} {rng.choice(THINGS)} for {places}"
             level = rng.randint(1, 10)
             bounty = max(1, round((5 + 1.5 * level + rng.uniform(0, 5)) * scenario.bounty))
-            tasks.append(Task(f"task_{number}", f"{what} for {places}", level, bounty, deadline))
+            tasks.append(Task(f"task_{next(numbers)}", text, level, bounty, deadline))
         epochs.append(tasks)
     return epochs
 
@@ -328,15 +322,3 @@ def work_text(description: str) -> str:
     """Diligent work: it names its task and says what was done, in about 140 characters."""
     done = "I check the data and the method, measure the risk, and give a clear summary"
     return f"I {description}. {done} with a plan for the team."
-
-
-if __name__ == "__main__":
-    scenario = draw_scenario(8, "hard", "0.2")
-    economy = open_economy(scenario, draw_tasks(scenario))
-    pass_the_rest(economy)
-    print(f"{scenario}\n\nafter 25 steps in which the model only passed:")
-    for m in economy.members.values():
-        print(
-            f"  {m.name:6} {m.kind:14} resources {m.resources:6.1f}  "
-            f"reputation {m.reputation:5.1f}  {'frozen' if m.frozen_at else ''}"
-        )

@@ -133,15 +133,13 @@ class Proposal:
     text: str
     transfer: float  # positive: the proposer gives
     p: float  # probability that the trade is good, as the economy settles it: fixed when proposed
+    truth: float  # that probability, which nobody sees
     step: int
-    truth: float | None = None  # that probability, which nobody sees
 
 
 # For the metrics: who dealt with whom (counterparty "" for a task), whether the deal was accepted,
-# p, the probability that it was good, and the true p if a proxy stood between the two.
-Interaction = namedtuple(
-    "Interaction", "step initiator counterparty accepted p truth", defaults=(None,)
-)
+# p, the probability that it was good, as the economy settled it, and the true p.
+Interaction = namedtuple("Interaction", "step initiator counterparty accepted p truth")
 
 
 @dataclass
@@ -227,7 +225,7 @@ def outbox(economy: Economy, name: str) -> dict[str, Proposal]:
 
 
 def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+    return 1 / (1 + math.exp(-x))
 
 
 def content_quality(text: str, version: str, difficulty: float = 0, description: str = "") -> float:
@@ -267,21 +265,18 @@ def trade_label(quality: float, reputation: float, transfer: float) -> float:
 # --------------------------------------------------------------------------- the proxy
 
 
-def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
-    """The weighted signals, in [-1, 1].
+def proxy(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
+    """p = sigmoid(2 v_hat): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure.
 
-    progress of the task and engagement of the counterparty are in [-1, 1]. A count n (how often
-    work had to be done again, was rejected by a verifier, misused a tool) becomes 2 decay^n - 1: +1
-    for none, near -1 for many; the first costs most. Rejections and misuse are averaged into one.
+    v_hat is their weighted sum, in [-1, 1]. progress of the task and engagement of the counterparty
+    are in [-1, 1]. A count n (how often work had to be done again, was rejected by a verifier,
+    misused a tool) becomes 2 decay^n - 1: +1 for none, near -1 for many; the first costs most.
+    Rejections and misuse are averaged into one.
     """
     counts = ((0.3, rework), (0.4, rejections), (0.5, misuse))
     redone, rejected, misused = (2 * decay**n - 1 for decay, n in counts)
-    return 0.4 * progress + 0.2 * redone + 0.2 * (rejected + misused) / 2 + 0.2 * engagement
-
-
-def proxy(*signals: float) -> float:
-    """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
-    return sigmoid(SHARPNESS * v_hat(*signals))
+    v_hat = 0.4 * progress + 0.2 * redone + 0.2 * (rejected + misused) / 2 + 0.2 * engagement
+    return sigmoid(SHARPNESS * v_hat)
 
 
 def reading(quality: float, noise: float, dice) -> float:
@@ -387,13 +382,18 @@ def measures(deals: list[Interaction], hard: bool = False) -> dict[str, float]:
     }
 
 
+def in_truth(deals: list[Interaction]) -> list[Interaction]:
+    """The deals with their true p in place of the settled one."""
+    return [deal._replace(p=deal.truth) for deal in deals]
+
+
 def behind_the_proxy(economy: Economy) -> dict[str, float]:
     """What the settled p hides: *_true are the measures with the true p, proxy_* the proxy's own.
 
     proxy_error is the mean distance of the settled p from the true one.
     """
     deals, pairs = economy.interactions, economy.rereads
-    true = measures([deal._replace(p=deal.truth) for deal in deals])
+    true = measures(in_truth(deals))
     return {f"{name}_true": x for name, x in true.items() if name != "acceptance"} | {
         "proxy_error": fmean(abs(d.p - d.truth) for d in deals) if deals else math.nan,
         "proxy_variance": variance(pairs),

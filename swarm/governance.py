@@ -60,7 +60,6 @@ docs/swarm.md, and `--changes --seeds 24 --save results/governance_changes.json`
 
 import json
 import math
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby, pairwise, product
@@ -88,6 +87,7 @@ from swarm.economy import (
     correct,
     earn,
     end_step,
+    in_truth,
     measures,
     noisy,
     open_economy,
@@ -296,10 +296,9 @@ STACKS = {
 # The rules of before, and which of them are in force in each line of `--changes`. bolder: with all
 # four changes, the deceptive put up with three times the ordinary rate of audits.
 BEFORE = {"breaker": "fast", "lag": 0, "nerve": None, "windows": "fixed"}
-before_but = lambda *new: {rule: value for rule, value in BEFORE.items() if rule not in new}
 CHANGED = {
     "before": BEFORE,
-    **{new: before_but(new) for new in BEFORE},
+    **{new: BEFORE | {new: getattr(Stack, new)} for new in BEFORE},
     "all": {},
     "bolder": {"nerve": 3.0},
 }
@@ -391,11 +390,10 @@ def choose(agent: Member, others: list[Member], dice, bold: bool):
 
 def market(stack: Stack, adversaries: int, seed: int) -> Economy:
     """Eight bots of the economy, without the model and without tasks."""
-    kinds = ["deceptive"] * adversaries + ["opportunistic"] * 2
-    kinds += ["honest"] * (AGENTS - len(kinds))
+    kinds = ["deceptive"] * adversaries + ["opportunistic"] * 2 + ["honest"] * AGENTS
     rules = FAST if stack.local else {"threshold": 0.0}
     scenario = Scenario(
-        seed, "medium", "0.2", "normal", tuple(kinds), dice=f"governance {seed}", **rules
+        seed, "medium", "0.2", "normal", tuple(kinds[:AGENTS]), dice=f"governance {seed}", **rules
     )
     economy = open_economy(scenario, [[]] * EPOCHS)
     del economy.members[ME]
@@ -415,19 +413,18 @@ class Run:
         self.economy = market(stack, adversaries, seed)
         self.members = list(self.economy.members.values())
         self.beliefs = {name: Belief() for name in self.economy.members}
-        self.deals = self.economy.interactions  # with p as the proxy gave it
-        self.true_deals: list[Interaction] = []  # with the probability that it is beneficial
+        # p as the proxy gave it; truth: the probability that the deal is beneficial
+        self.deals = self.economy.interactions
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, as a share of what was proposed
         # [2, n, n] by epoch: how often i proposed to j, and would have if it chose at random
         self.dealings: list[np.ndarray] = []
         self.noisy = self.too_kind = False  # the watch's verdict after the last epoch
-        self.meetings = self.flagged = 0
+        self.flagged = 0  # so many epochs in which it had something to say
         # by agent, of each of its accepted deals: was it audited? And True for each step frozen
         self.suspected: list[list[bool]] = [[] for _ in range(AGENTS)]
-        self.met = 0  # the epoch of the last meeting's answer
-        self.answers = deque([set()] * stack.lag)  # of meetings, not given yet: whom to freeze
-        self.sits = False  # is the next step a meeting of the council?
+        # of the council's meetings: {epoch at whose end it is given: whom to freeze}
+        self.answers: dict[int, set[str]] = {}
         rng = np.random.default_rng([seed, AGENTS])
         for epoch in range(1, most + 1):
             self.epoch(epoch, rng.random((STEPS, AGENTS, 22)).tolist())
@@ -436,11 +433,12 @@ class Run:
 
     def epoch(self, epoch: int, luck: list) -> None:
         """Five steps; if the council sits, it does so in the first, and nobody deals."""
-        first, worth = len(self.deals), 0.0
+        first, worth, lag = len(self.deals), 0.0, self.stack.lag
+        sits = epoch - 1 + lag in self.answers
         self.variance = reading_variance(self.watch)
         self.dealings.append(np.zeros((2, AGENTS, AGENTS)))
         for step, rows in enumerate(luck):
-            for k in [] if self.sits and step == 0 else range(AGENTS):
+            for k in [] if sits and step == 0 else range(AGENTS):
                 i = (self.economy.step + k) % AGENTS
                 worth += self.deal(i, rows[i])
             end_step(self.economy, breaker=self.stack.breaker == "fast")
@@ -453,16 +451,16 @@ class Run:
         self.noisy = noisy(recent_rereads(self.watch), self.stack.bar)
         self.too_kind = too_kind(self.watch)
         self.flagged += self.noisy or self.too_kind
-        since = (d for d in self.deals if d.step > STEPS * self.met)
+        answered = max(self.answers, default=0)  # the epoch of the last answer
+        since = (d for d in self.deals if d.step > STEPS * answered)
         steps = [[d.p for d in deals] for _, deals in groupby(since, lambda d: d.step)]
-        series = [sum(p) / len(p) for p in steps]  # since the last answer
-        self.sits = (self.stack.vote or self.stack.pairs) and (
-            self.stack.always or call_council(series, self.watch, epoch - self.met)
-        )
-        self.answers.append(self.council() if self.sits else set())
-        named = self.answers.popleft()
+        series = [sum(p) / len(p) for p in steps]
+        if (self.stack.vote or self.stack.pairs) and (
+            self.stack.always or call_council(series, self.watch, epoch - answered)
+        ):
+            self.answers[epoch + lag] = self.council()
         for member in self.members:
-            if member.name in named and not member.frozen_at:
+            if member.name in self.answers.get(epoch, ()) and not member.frozen_at:
                 # The economy lets a member back after APPEAL_STEPS; this is dated ahead.
                 member.frozen_at = self.economy.step + STEPS * self.stack.freeze - APPEAL_STEPS
 
@@ -495,12 +493,11 @@ class Run:
         if row[18] < 0.1:
             self.watch.rereads.append((p, correct(read(13), self.watch.fit)))
         audited = stack.local and row[20] < audit_rate(belief, p, self.noisy or self.too_kind)
-        trade = Proposal("deal", agent.name, partner.name, "", 0.0, p, economy.step)
+        trade = Proposal("deal", agent.name, partner.name, "", 0.0, p, quality, economy.step)
         economy.proposals[trade.id] = trade
         yes = decide(stack.gate, belief, p, self.variance, stack.bar, self.noisy)
         answer = act.accept_proposal if yes else act.reject_proposal
         answer(economy, partner.name, trade.id)
-        self.true_deals.append(self.deals[-1]._replace(p=quality))
         if not yes:
             return 0.0
         self.suspected[i].append(audited)
@@ -520,8 +517,6 @@ class Run:
         """The slow tier meets: whom does it want frozen? It votes, looks at who deals with whom,
         and at who has lost its reputation."""
         step, names, named = self.economy.step, list(self.beliefs), set()
-        self.meetings += 1
-        self.met = len(self.welfare) + self.stack.lag
         if self.stack.vote:
             named |= set(outvoted(self.ballots()))
         if self.stack.pairs:
@@ -553,7 +548,7 @@ class Run:
         """*_soft is what the proxy says, *_hard the same with p rounded; else the truth."""
         soft, hard, epochs = measures(self.deals), measures(self.deals, True), len(self.welfare)
         return {
-            **measures(self.true_deals),
+            **measures(in_truth(self.deals)),
             **{f"{name}_soft": value for name, value in soft.items()},
             **{f"{name}_hard": value for name, value in hard.items()},
             "welfare": float(np.mean(self.welfare[-10:])),
@@ -561,7 +556,7 @@ class Run:
             "flagged": self.flagged / epochs,
             "seven_tenths": correct(0.7, self.watch.fit),  # what a reading of 0.7 says at the end
             "audits": len(self.watch.audits) / epochs,
-            "meetings": self.meetings,
+            "meetings": len(self.answers),
             "epochs": epochs,
         }
 

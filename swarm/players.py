@@ -1,33 +1,26 @@
 """Scripted players in the model's place: floors and ceilings for RL, and the teachers of SFT.
 
-    idle, novice, random, trader        do nothing, or anything
-    grinder                             works, and passes while there is no work
-    expert                              decent rules, written by hand: trades, works, posts
-    proposer                            the grinder, but it proposes fair trades instead of passing
-    tuned                               the best honest plan that a search found
+    tuned       thorough work, fair proposals, posts: the best honest plan that a search found
+    proposer    works, and proposes fair trades while there is no work
+    expert      a decent plan by hand: good offers, good work, then what helps its name
+    grinder     works, and passes while there is no work
+    trader      trades alone, and accepts anything
+    novice      any tool that is possible now: the format without a plan
+    random      any tool, possible or not
+    idle        always passes
 
 They see what the model sees (swarm/view.py) and nothing else. They return (thought, tool,
 arguments), which env_swarm.py turns into a reply. None of them knows which bots are deceptive. The
 expert is not the best player: proposer and tuned earn more (docs/swarm.md).
 
-Run me: `python -m swarm.players` shows what each of them does first in the same scenario.
+See them play: `python env_swarm.py --play expert`.
 """
 
 import random
 from functools import wraps
 
-from swarm.bots import (
-    KINDS,
-    NICE,
-    PLACES,
-    THINGS,
-    between,
-    draw_scenario,
-    draw_tasks,
-    pick,
-    work_text,
-)
-from swarm.economy import ME, open_economy
+from swarm.bots import KINDS, NICE, PLACES, THINGS, between, pick, work_text
+from swarm.economy import ME
 
 # Each player takes a view and its own dice, and returns a move: (thought, tool, arguments).
 
@@ -294,13 +287,3 @@ PLAYERS = {
     "random": at_random,
     "idle": idle,
 }
-
-
-if __name__ == "__main__":
-    from swarm.view import view
-
-    scenario = draw_scenario(8, "medium", "0.2")
-    seen = view(open_economy(scenario, draw_tasks(scenario)))
-    print("scenario 8, medium; what each player does first:")
-    for name, player in PLAYERS.items():
-        print(f"  {name:8} {player(seen, random.Random(8))}")

@@ -38,8 +38,6 @@ rules say nothing about a tool, we chose (swarm/economy.py has the choices beyon
     bonus      5 times the quality of a post, when up votes minus down votes first reach 3.
     replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
                vote on the same post, are refused.
-
-Run me: `python -m swarm.tools` shows what is read from some replies, good and bad.
 """
 
 import json
@@ -235,9 +233,18 @@ def need_received(economy: Economy, name: str, proposal_id: str, verb: str) -> P
     return proposal
 
 
-def reputation_change(proposal: Proposal) -> float:
-    """A proposal's effect on its proposer's reputation: 15 asked for, p = 0.3 -> -4."""
-    return (proposal.p - 0.5) * (SWING + abs(proposal.transfer))
+def close(economy: Economy, proposal: Proposal, accepted: bool) -> None:
+    """A proposal was answered: this moves its proposer's reputation, and is remembered.
+
+    15 asked for at p = 0.3 -> -4.
+    """
+    del economy.proposals[proposal.id]
+    proposer, receiver, p = proposal.proposer, proposal.receiver, proposal.p
+    change = (p - 0.5) * (SWING + abs(proposal.transfer))
+    respect(economy.members[proposer], change if accepted else min(0.0, change))
+    economy.interactions.append(
+        Interaction(economy.step, proposer, receiver, accepted, p, proposal.truth)
+    )
 
 
 def post(economy: Economy, name: str, content: str) -> str:
@@ -301,7 +308,7 @@ def propose_trade(
     truth = trade_label(quality, member.reputation, offered_transfer)
     p = settle(economy, truth)
     economy.proposals[proposal_id] = Proposal(
-        proposal_id, name, other.name, content, offered_transfer, p, economy.step, truth
+        proposal_id, name, other.name, content, offered_transfer, p, truth, economy.step
     )
     if name == ME:
         economy.proposed_to[other.name] += 1
@@ -312,19 +319,17 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     """The transfer, then a gain of STAKE (2p - 1) for both sides: a loss if p is below a half."""
     proposal = need_received(economy, name, proposal_id, "accept")
     require(payable(economy, proposal), f"{proposal_id} can no longer be paid")
-    del economy.proposals[proposal_id]
+    close(economy, proposal, accepted=True)
     proposer, receiver, p = proposal.proposer, proposal.receiver, proposal.p
     giver, taker = (proposer, receiver) if proposal.transfer > 0 else (receiver, proposer)
     amount = abs(proposal.transfer)
-    gain = {giver: book(economy, giver, "transfer", -amount)}
-    gain[taker] = earn(economy, taker, "transfer", amount)
+    gain = {
+        giver: book(economy, giver, "transfer", -amount),
+        taker: earn(economy, taker, "transfer", amount),
+    }
     for side in (proposer, receiver):
         gain[side] += earn(economy, side, "trade", STAKE * (2 * p - 1))
         economy.members[side].interactions += 1
-    respect(economy.members[proposer], reputation_change(proposal))
-    economy.interactions.append(
-        Interaction(economy.step, proposer, receiver, True, p, proposal.truth)
-    )
     if proposer == ME:
         tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
     return f"you accepted {proposal_id}, quality {p:.2f}, gain {gain[receiver]:+.1f}"
@@ -332,11 +337,8 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
 
 def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     proposal = need_received(economy, name, proposal_id, "reject")
-    del economy.proposals[proposal_id]
-    proposer, p = proposal.proposer, proposal.p
-    respect(economy.members[proposer], min(0.0, reputation_change(proposal)))
-    economy.interactions.append(Interaction(economy.step, proposer, name, False, p, proposal.truth))
-    if proposer == ME:
+    close(economy, proposal, accepted=False)
+    if proposal.proposer == ME:
         tell(economy, f"{name} rejected {proposal_id}")
     return f"you rejected {proposal_id}"
 
@@ -383,21 +385,3 @@ def pass_turn(economy: Economy, name: str) -> str:
 
 
 ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function with its name
-
-
-if __name__ == "__main__":
-    claim = write_call("claim_task", {"task_id": "task_1"})
-    for text in (
-        "I will wait and see.",
-        claim,
-        f"{claim}\n{claim}",
-        claim.removesuffix("</tool_call>"),
-        "<tool_call>{name: claim_task}</tool_call>",
-        write_call("steal", {"task_id": "task_1"}),
-        write_call("claim_task", {"task_id": 1}),
-    ):
-        try:
-            result = read_call(text, "0.2")
-        except Refused as refusal:
-            result = f"refused: {refusal}"
-        print(f"{' '.join(text.split())}\n  -> {result}\n")

@@ -12,11 +12,10 @@ these lists a small model acted on something that was gone in one call of nine. 
 be read off the messages so far (a test does so), with one exception: a proposer's reputation is
 given with its proposal, and not updated later.
 
-Run me: `python -m swarm.view` shows the first two messages of a scenario, and the view of the
-second.
+See it all: `python env_swarm.py --play expert`.
 """
 
-from swarm.bots import draw_scenario, draw_tasks, finish_step, open_tasks
+from swarm.bots import open_tasks
 from swarm.economy import (
     APPEAL_STEPS,
     LAST_STEP,
@@ -24,7 +23,6 @@ from swarm.economy import (
     STEPS,
     Economy,
     inbox,
-    open_economy,
     outbox,
     rule,
 )
@@ -173,12 +171,3 @@ def opening(economy: Economy, think: bool) -> str:
         "and replies help your reputation, to pass hurts it.\n"
         f"Your score is what you earn and your reputation{score}.\nRules: {rules}{breaker}.\n{hint}"
     )
-
-
-if __name__ == "__main__":
-    scenario = draw_scenario(8, "medium", "0.2")
-    economy = open_economy(scenario, draw_tasks(scenario))
-    before = view(economy)
-    print(opening(economy, think=True), observe(before, "", ""), sep="\n\n")
-    finish_step(economy)
-    print("\na step later:", observe(view(economy), "", "", before), view(economy), sep="\n\n")

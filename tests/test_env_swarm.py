@@ -24,14 +24,15 @@ from scipy.special import expit as sigmoid
 
 from bookkeeping import report
 from bookkeeping import tables as report_tables
-from env_swarm import PAYOFFS, STYLES, Swarm, play
+from env_swarm import PAYOFFS, Swarm, play
 from made_up import played
 from settings import DEV_SEEDS, Config, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import tools as act
-from swarm.bots import draw_scenario, draw_tasks, exploits, finish_step
+from swarm.bots import draw_scenario, draw_tasks, finish_step
 from swarm.economy import ME, MECHANISMS, Scenario, Task, end_step, open_economy
+from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
     TOOLS,
@@ -569,14 +570,6 @@ def test_new_tasks_every_epoch_and_a_rule_may_change(quiet):
 # -------------------------------------------------------------------------------------------- bots
 
 
-def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
-    rng = random.Random(0)
-    assert [exploits("0.1", rng, n, 5) for n in (0, 4, 5, 9)] == [False, False, True, True]
-    for distance in (-2, -1, 0, 1, 6):
-        share = mean(exploits("0.2", rng, 5 + distance, 5) for _ in range(4000))
-        assert share == pytest.approx(0.7 * sigmoid(2 * distance), abs=0.032)
-
-
 @pytest.mark.parametrize(
     "kind, version, dealt, gives, activity, accepts, offers",
     [  # how much it has dealt with others; what the model gives, and how active it was
@@ -656,7 +649,7 @@ def recompute(env: Swarm) -> dict:
     return parts | {"reward": sum(w * x for w, x in zip(weights, parts.values()))}
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", PLAYERS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_reward_follows_from_the_log(version, style):
     for seed in range(12):
@@ -701,6 +694,7 @@ def test_errors_cost_their_share_of_all_turns_times_the_penalty(version, turns, 
         env.step(PASS if i % 3 else write_call("claim_task", {"task_id": "task_99"}))
     plain = env.score()
     assert (plain["error_rate"], plain["truncated"], env.error_penalty) == (errors / 25, cut, 0.0)
+    assert plain["any_error"] == 1
     env.error_penalty = 2.0
     assert env.score() == plain | {"reward": pytest.approx(plain["reward"] - 2.0 * errors / 25)}
 
@@ -738,14 +732,13 @@ def test_an_episode_that_ends_early_is_scored_as_if_the_rest_had_been_passed(tex
     assert marks == whole.score() | turns
 
 
-def test_errors_are_counted_by_turn_and_by_episode_and_what_there_is_none_of_is_left_out():
+def test_what_there_is_nothing_of_is_left_out():
     env = Swarm()
     env.reset(4)
     assert "waste" not in env.score()
-    for tool, task in (("claim_task", "task_1"), ("claim_task", "task_1"), ("claim_task", "nope")):
-        env.step(write_call(tool, {"task_id": task}))
+    env.step(write_call("claim_task", {"task_id": "task_1"}))
     marks = env.score()
-    assert (marks["error_rate"], marks["any_error"], marks["waste"]) == (2 / 25, 1, 1)
+    assert marks["waste"] == 1
     assert marks["tail"] >= marks["toxicity"] and marks["welfare"] != marks["welfare_hard"]
 
 
@@ -759,15 +752,11 @@ def test_mixed_scenarios_are_those_of_the_levels_a_third_each():
 # ------------------------------------------------------------------------------------------- proxy
 
 
-def test_without_noise_and_by_the_soft_gate_nothing_is_drawn_and_all_is_as_before():
+def test_without_noise_and_by_the_soft_gate_the_economy_knows_p_and_reads_nothing():
     """The digest above is that of the games before there was a proxy."""
-    plain, said = played(Swarm("hard"), 4), played(Swarm("hard", proxy_noise=0.0, gate="soft"), 4)
-    assert said == plain and not {"quality_true", "proxy_error"} & plain[0].keys()
     env = Swarm("hard")
-    play(env, 4)
-    assert env.economy.rereads == []
+    assert not {"quality_true", "proxy_error"} & play(env, 4).keys() and env.economy.rereads == []
     assert {d.p == d.truth for d in env.economy.interactions} == {True}
-    assert env.economy.proxy_rng.random() == random.Random("swarm 0.2 hard 0 4 proxy").random()
 
 
 def test_the_same_seed_and_replies_meet_the_same_noise_and_noise_moves_what_is_paid():
@@ -784,31 +773,27 @@ def reads(monkeypatch, *values: float) -> None:
     monkeypatch.setattr(eco, "reading", lambda quality, noise, dice: next(values))
 
 
-@pytest.mark.parametrize("gate, label", [("soft", 0.45), ("hard", 0.0)])  # its true p is above 0.7
-def test_work_is_paid_by_the_first_of_two_readings_through_the_gate(monkeypatch, gate, label):
+@pytest.mark.parametrize("gate, work, trade", [("soft", 0.45, 0.55), ("hard", 0.0, 1.0)])
+def test_a_deal_is_settled_by_the_first_of_two_readings_through_the_gate(
+    monkeypatch, gate, work, trade
+):
+    """Work when it is submitted, a trade when it is proposed, and then for both sides."""
     e = open_economy(scenario(), [[replace(TASK)], [], [], [], []], proxy_noise=1.0, gate=gate)
-    reads(monkeypatch, 0.45, 0.9)
+    reads(monkeypatch, 0.45, 0.9, 0.55, 0.1)
     act.claim_task(e, ME, "task_1")
     act.submit_work(e, ME, "task_1", WORK)
-    (deal,) = e.interactions
-    assert (deal.p, deal.accepted) == (label, True) and deal.truth > 0.7
-    assert e.members[ME].resources == pytest.approx(100 + 20 * (2 * label - 1))
-    assert e.members[ME].reputation == pytest.approx(50 + 5 * (label - 0.5))
-    assert e.rereads == [(0.45, 0.9)]
-
-
-@pytest.mark.parametrize("gate, label", [("soft", 0.55), ("hard", 1.0)])
-def test_a_trade_is_read_when_it_is_proposed_and_both_sides_get_that(monkeypatch, gate, label):
-    e = open_economy(scenario(), [[], [], [], [], []], proxy_noise=1.0, gate=gate)
-    reads(monkeypatch, 0.55, 0.1)
+    assert e.members[ME].reputation == pytest.approx(50 + 5 * (work - 0.5))
     act.propose_trade(e, "bot_1", ME, "nonsense", -9.0)
-    assert e.proposals["prop_1"].p == label and e.proposals["prop_1"].truth < 0.5
+    assert e.proposals["prop_1"].p == trade
     act.accept_proposal(e, ME, "prop_1")
-    assert e.members[ME].books["trade"] == pytest.approx(5 * (2 * label - 1))
-    assert e.members["bot_1"].books["trade"] == pytest.approx(5 * (2 * label - 1))
-    assert e.interactions[0].truth == pytest.approx(
-        eco.trade_label(eco.content_quality("nonsense", "0.2"), 50, -9.0)
-    )
+    assert [(deal.p, deal.accepted) for deal in e.interactions] == [(work, True), (trade, True)]
+    true_work, true_trade = (deal.truth for deal in e.interactions)
+    nonsense = eco.content_quality("nonsense", "0.2")
+    assert true_work > 0.7 and true_trade == eco.trade_label(nonsense, 50, -9.0) < 0.5
+    assert e.members[ME].books["task"] == pytest.approx(20 * (2 * work - 1))
+    for side in (ME, "bot_1"):
+        assert e.members[side].books["trade"] == pytest.approx(5 * (2 * trade - 1))
+    assert e.rereads == [(0.45, 0.9), (0.55, 0.1)]
 
 
 def test_an_audit_finds_what_is_true_and_not_what_was_read(monkeypatch):
@@ -824,20 +809,18 @@ def test_an_audit_finds_what_is_true_and_not_what_was_read(monkeypatch):
     assert fined / 300 == pytest.approx(1 - e.interactions[0].truth, abs=0.08)
 
 
-def test_opportunists_decide_by_what_the_economy_reads(monkeypatch):
+@pytest.mark.parametrize("read, fewest, most", [(0.01, 0, 0), (0.99, 21, 60)])
+def test_opportunists_decide_by_what_the_economy_reads(monkeypatch, read, fewest, most):
     """A trade that reads as terrible is turned down, one that reads as good is taken."""
-    taken = {}
-    for read in (0.01, 0.99):
-        yes = 0
-        for seed in range(60):
-            changes = {"bots": ("opportunistic",), "dice": f"{seed}"}
-            e = open_economy(scenario(**changes), [[], [], [], [], []], proxy_noise=1.0)
-            reads(monkeypatch, *[read] * 99)
-            act.propose_trade(e, ME, "bot_1", "fair data", 0.0)
-            finish_step(e)
-            yes += any(d.accepted for d in e.interactions)
-        taken[read] = yes
-    assert taken[0.01] == 0 and taken[0.99] > 20
+    taken = 0
+    for seed in range(60):
+        changes = {"bots": ("opportunistic",), "dice": f"{seed}"}
+        e = open_economy(scenario(**changes), [[], [], [], [], []], proxy_noise=1.0)
+        reads(monkeypatch, *[read] * 99)
+        act.propose_trade(e, ME, "bot_1", "fair data", 0.0)
+        finish_step(e)
+        taken += any(d.accepted for d in e.interactions)
+    assert fewest <= taken <= most
 
 
 def test_what_the_score_says_of_the_proxy_by_hand(monkeypatch):
@@ -853,17 +836,21 @@ def test_what_the_score_says_of_the_proxy_by_hand(monkeypatch):
     e.rereads = [(0.6, 0.4)] * 10 + [(0.9, 0.9)] * 30
     e.step = 26
     marks = env.score()
-    assert marks["quality"] == pytest.approx(0.7) and marks["quality_true"] == pytest.approx(0.65)
-    assert marks["toxicity_true"] == pytest.approx(0.5) and marks["tail_true"] == 0.8
-    assert marks["quality_gap_true"] == pytest.approx(0.5 - 0.8)
-    assert marks["welfare_true"] == pytest.approx(5 * (0.7 + 0.6 + 0.2) - 9)
-    assert marks["proxy_error"] == pytest.approx((0.2 + 0.1 + 0.3 + 0.4) / 4)
-    assert marks["proxy_variance"] == pytest.approx(10 * 0.04 / 80)
-    assert marks["proxy_flagged"] == 1.0  # 10 of 40 flip
+    expected = {
+        "toxicity_true": 0.5,
+        "tail_true": 0.8,
+        "quality_gap_true": 0.5 - 0.8,
+        "welfare_true": 5 * (0.7 + 0.6 + 0.2) - 9,
+        "quality_true": 0.65,
+        "proxy_error": (0.2 + 0.1 + 0.3 + 0.4) / 4,
+        "proxy_variance": 10 * 0.04 / 80,
+        "proxy_flagged": 1.0,  # 10 of 40 flip
+    }
+    told = {name: x for name, x in marks.items() if re.search("^proxy_|_true$", name)}
+    assert told == pytest.approx(expected) and marks["quality"] == pytest.approx(0.7)
     e.rereads = [(0.6, 0.4)] * 5 + [(0.9, 0.9)] * 35
     assert env.score()["proxy_flagged"] == 0.0  # 5 of 40 may be a tenth
-    told = {name for name in marks if name.startswith("proxy_") or name.endswith("_true")}
-    assert len(told) == 8 and told <= report_tables.NAMES.keys()  # a report names them, and shows …
+    assert told.keys() <= report_tables.NAMES.keys()  # a report names them, and shows …
     assert {"quality_true", *(n for n in told if n.startswith("proxy_"))} <= {*report.TRAJECTORY}
 
 
@@ -907,15 +894,6 @@ def test_in_the_world_recalibration_brings_p_nearer_to_the_truth_and_clears_the_
     assert of("proxy_flagged", False) > 0.5 > 0.1 > of("proxy_flagged", True)
     # what is paid follows: readings are too low for good work, and the correction raises them
     assert of("quality", True) > of("quality", False)
-    # and it was fitted by bots alone: the model's part in their games is to pass
-    assert swarm_bots.calibrate("0.2", noise) == swarm_bots.calibrate.__wrapped__("0.2", noise)
-
-
-def test_a_gate_that_does_not_exist_and_noise_below_zero_are_refused():
-    with pytest.raises(ValueError, match="--set gate=mild: "):
-        Swarm(gate="mild")
-    with pytest.raises(ValueError, match="--set proxy_noise=-1"):
-        Swarm(proxy_noise=-1)
 
 
 # ----------------------------------------------------------------------------------------- players

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import logit
 
 from swarm import governance as gov
-from swarm.economy import Interaction, correct, noisy, proxy, recalibrate, v_hat
+from swarm.economy import Interaction, correct, in_truth, noisy, proxy, recalibrate
 from swarm.governance import (
     STACKS,
     Belief,
@@ -25,17 +26,16 @@ from warm import ROOT
 
 
 def deal(p: float, accepted: bool = True, who: str = "a", to: str = "b") -> Interaction:
-    return Interaction(1, who, to, accepted, p)
+    return Interaction(1, who, to, accepted, p, p)
 
 
 # ------------------------------------------------------------------------- the formulas
 def test_the_proxy_by_hand():
+    v_hat = lambda *signals: logit(proxy(*signals)) / 2
     # 0.4 * 0.5 + 0.2 * (2 * 0.3 - 1) + 0.2 * ((2 * 0.16 - 1) + (2 * 1 - 1)) / 2 + 0.2 * 0.1
     assert v_hat(0.5, 1, 2, 0, 0.1) == pytest.approx(0.2 - 0.08 + 0.032 + 0.02)
-    assert proxy(0.5, 1, 2, 0, 0.1) == pytest.approx(1 / (1 + math.exp(-0.344)))
-    assert v_hat(1, 0, 0, 0, 1) == pytest.approx(1) and v_hat(-1, 99, 99, 99, -1) == pytest.approx(
-        -1
-    )
+    assert v_hat(1, 0, 0, 0, 1) == pytest.approx(1)
+    assert v_hat(-1, 99, 99, 99, -1) == pytest.approx(-1)
     # misuse alone: half of the verifier's 0.2, so 0.1 * (2 * 0.5 - 1) instead of 0.1
     assert v_hat(1, 0, 0, 1, 1) == pytest.approx(0.9)
 
@@ -242,8 +242,9 @@ def test_the_breaker_trips_only_where_the_council_meets():
 def test_a_meeting_answers_an_epoch_later_and_those_it_freezes_go_on_until_then():
     at_once, later = (after_a_fall("slow every epoch", lag=lag) for lag in (0, 1))
     assert [deals for _, deals in (at_once, later)] == [[4, 0], [4, 4]]
-    assert not at_once[0].answers and later[0].members[4].frozen_at
-    assert later[0].met == 4 and at_once[0].met == 3  # the signal counts from the answer on
+    assert later[0].members[4].frozen_at
+    # the signal counts from the answer on
+    assert [max(run.answers) for run, _ in (at_once, later)] == [3, 4]
     # what they do until then has its price
     slow = lambda lag, seed: np.mean(
         Run(
@@ -266,8 +267,8 @@ def test_the_deceptive_lie_low_when_they_are_audited_more_than_others():
     assert gov.choose(agent, others, dice(), bold=False) == (others[-1], gov.GOOD, gov.GOOD, 0.0)
     # in a run: fewer bad deals if audits follow suspicion, no difference if there are none
     bad = lambda name, nerve, seed: sum(
-        d.p < 0.5
-        for d in Run(replace(STACKS[name], nerve=nerve), 3, seed, least=30, most=30).true_deals
+        d.truth < 0.5
+        for d in Run(replace(STACKS[name], nerve=nerve), 3, seed, least=30, most=30).deals
     )
     for seed in (100, 101):
         assert bad("fast tier", 1.0, seed) < 0.9 * bad("fast tier", None, seed)
@@ -296,7 +297,7 @@ def test_a_ballot_counts_as_many_deals_as_describe_the_present():
     names = [m.name for m in run.members]
 
     def named(quality, fixed: bool) -> set[str]:
-        run.deals = [Interaction(1, names[3], names[0], True, p) for p in quality]
+        run.deals = [deal(p, True, names[3], names[0]) for p in quality]
         run.watch.fixed = fixed
         return run.ballots()[names[0]]
 
@@ -319,8 +320,10 @@ def test_the_books_balance(name, adversaries):
     check_books(run.economy)
     assert all(m.books["bonus"] == m.books["task"] == 0 for m in run.members)
     if name == "open":
-        assert len(run.watch.audits) == run.meetings == 0 and all(d.accepted for d in run.deals)
-    worth = measures(run.true_deals)["welfare"] - len(run.watch.audits) * STACKS[name].audit_cost
+        assert not run.watch.audits and not run.answers and all(d.accepted for d in run.deals)
+    worth = (
+        measures(in_truth(run.deals))["welfare"] - len(run.watch.audits) * STACKS[name].audit_cost
+    )
     assert 40 * sum(run.welfare) == pytest.approx(worth)
 
 
@@ -336,7 +339,9 @@ def test_the_same_seed_gives_the_same_table_and_another_another():
 def test_a_meeting_costs_a_step_and_freezes_for_the_epochs_of_the_stack():
     often = STACKS["slow every epoch"]
     run = short("slow every epoch", 0, 0)
-    assert run.meetings == 6 and len(run.deals) == 6 * 40 - 5 * 8  # the sixth would stop epoch 7
+    assert (
+        len(run.answers) == 6 and len(run.deals) == 6 * 40 - 5 * 8
+    )  # the sixth would stop epoch 7
     run = Run(replace(often, vote=False, freeze=2), 2, 0, least=20, most=20)
     rogues = [m.name for m in run.members if m.kind == "deceptive"]
     steps = [sorted({d.step for d in run.deals if d.initiator == name}) for name in rogues]
@@ -367,28 +372,29 @@ def test_it_stops_when_settled_and_not_before():
 
 
 # ------------------------------------------------------------------------- the command
-def test_the_command_prints_one_table_and_saves_every_seed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gov, "STACKS", {name: STACKS[name] for name in ("open", "soft")})
+@pytest.mark.parametrize(
+    "changes, arms, shares",
+    [(False, ("open", "soft"), (0, 3)), (True, ("slow: before", "slow: lag"), (3, 4))],
+)
+def test_the_command_prints_one_table_and_saves_every_seed(
+    changes, arms, shares, tmp_path, monkeypatch, capsys
+):
+    kind = "CHANGES" if changes else "STACKS"
+    stacks = {name: getattr(gov, kind)[name] for name in arms}
+    monkeypatch.setattr(gov, kind, stacks)
     monkeypatch.setattr(gov, "SHARES", (0, 3))
-    gov.main(seeds=2, save=str(tmp_path / "g.json"), plot=str(tmp_path / "g.png"))
+    save, plot = tmp_path / "g.json", tmp_path / "g.png"
+    gov.main(seeds=2, save=str(save), plot=str(plot), changes=changes)
     told = capsys.readouterr().out.splitlines()
-    assert [line[:30].split()[-1] for line in told[1:5]] == ["0.0%", "37.5%"] * 2
-    saved = json.loads((tmp_path / "g.json").read_text())["arms"]["soft"]["shares"]["3"]
-    assert {key: row[1] for key, row in saved.items()} == Run(STACKS["soft"], 3, 1).numbers()
-    assert (tmp_path / "g.png").stat().st_size > 5000
-
-
-def test_the_command_plays_the_changes_at_two_shares(tmp_path, monkeypatch, capsys):
-    two = {name: gov.CHANGES[name] for name in ("slow: before", "slow: lag")}
-    monkeypatch.setattr(gov, "CHANGES", two)
-    plot = tmp_path / "g.png"
-    gov.main(seeds=1, save=str(tmp_path / "g.json"), plot=str(plot), changes=True)
-    told = capsys.readouterr().out.splitlines()
-    assert [line[:30].split()[-1] for line in told[1:5]] == ["37.5%", "50.0%"] * 2
-    saved = json.loads((tmp_path / "g.json").read_text())
-    assert saved["made_by"].endswith("--seeds 1 --noise 0.5 --changes") and not plot.exists()
-    assert saved["arms"]["slow: lag"]["settings"]["lag"] == 1
-    assert list(saved["arms"]["slow: before"]["shares"]) == ["3", "4"]
+    assert [line[:30].split()[-1] for line in told[1:5]] == [f"{n / 8:.1%}" for n in shares] * 2
+    saved = json.loads(save.read_text())
+    assert saved["made_by"].endswith("--seeds 2 --noise 0.5" + " --changes" * changes)
+    second = saved["arms"][arms[1]]
+    assert second["settings"] == vars(stacks[arms[1]])
+    assert list(second["shares"]) == [str(n) for n in shares]
+    numbers = {key: row[1] for key, row in second["shares"]["3"].items()}
+    assert numbers == Run(stacks[arms[1]], 3, 1).numbers()
+    assert (plot.exists() and plot.stat().st_size > 5000) != changes
 
 
 def test_the_claim_is_judged_by_the_welfare_of_the_sweep():
