@@ -9,9 +9,9 @@ two functions: `attend` knows which tokens see each other, and `product` multipl
 On a CPU that multiplies bfloat16 in hardware, the products can be in it (--dtype). Residual sums,
 norms, RoPE and attention stay in float32 then, as do log-probs and LoRA's own weights.
 
-Models differ in a hundred details, and this file knows four families. So fast/sampler.py and
-fast/logprobs.py compare it with the model itself, and use the model where the two differ. Training
-SmolLM2 takes 0.8 of the time that it takes with the model (docs/hardware.md).
+Models differ in a hundred details, and this file knows four families. The others are run as they
+are. Before a run, bookkeeping/pretrained.py compares sampling and training with one plain pass of
+the model. Training SmolLM2 takes 0.8 of the time that it takes with the model (docs/hardware.md).
 
 Shapes: D channels, Hq query heads and Hkv key heads of d channels each.
 """
@@ -39,7 +39,8 @@ def attends_to_all(config) -> bool:
 
 def are_known(config) -> bool:
     """Are these the layers of this file? Then the length of a text changes nothing in them."""
-    return config.model_type in FAMILIES and attends_to_all(config)
+    family = config.model_type in FAMILIES and config.hidden_act == "silu"
+    return family and attends_to_all(config)
 
 
 def layers_of(lm: torch.nn.Module) -> Iterator[dict]:

@@ -119,16 +119,6 @@ def by_the_model(lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.
     return torch.cat(hidden, 1), read
 
 
-@lru_cache(maxsize=1)
-@torch.no_grad()
-def same_layers(lm: torch.nn.Module) -> bool:
-    """Does fast/layers.py compute what the model computes? Measured, once."""
-    ids = torch.arange(1, 17, device=lm.device)[None] * 37 % lm.config.get_text_config().vocab_size
-    none = ids.new_zeros(1)
-    theirs, ours = (run(lm, ids[:, :0], ids, none)[0] for run in (by_the_model, by_our_layers))
-    return bool((ours - theirs).abs().max() < 1e-3 * theirs.abs().max())
-
-
 def knows(lm: torch.nn.Module) -> bool:
     """Does fast/layers.py train this model, here? Untried: on a card, and with bfloat16 weights.
 
@@ -141,7 +131,6 @@ def knows(lm: torch.nn.Module) -> bool:
         and lm.dtype == torch.float32
         and are_known(lm.config)
         and only_lora_learns(lm)
-        and same_layers(lm)
     )
 
 

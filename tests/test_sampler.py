@@ -14,7 +14,7 @@ from fast import machine
 from fast.layers import folded_layers
 from fast.logprobs import token_logprobs
 from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, make_decoder
-from policy import PlainSampler, Policy, draw, load_policy
+from policy import PlainSampler, draw, load_policy
 from rollout import Episode, Player, sample_each
 
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
@@ -69,27 +69,6 @@ def test_logprobs_equal_a_plain_forward_pass(
 # ----------------------------------------------------------------------------------------- decoders
 
 
-def deep(small):
-    """The small one's architecture with 36 layers in bfloat16: what rounding does to a 4B."""
-    sizes = small.lm.config.to_dict() | {
-        "num_hidden_layers": 36,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "head_dim": 16,
-    }
-    sizes.pop("layer_types", None)
-    torch.manual_seed(0)
-    lm = type(small.lm)(type(small.lm.config)(**sizes)).to(torch.bfloat16).eval()
-    return Policy(lm, None, frozenset({2}), "deep", 0, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind):
-    decoder = make_decoder(deep(load(kind)))
-    assert isinstance(decoder, FastDecoder)
-    assert decoder.why.startswith("fast decoder: its log-probs are 0.")
-
-
 def test_products_in_bfloat16_are_sampled_from_as_they_are_trained_on(load):
     """Same layers, same roundings: the two differ by little, and both from float32 by more."""
     policy = load("qwen3", 4, awake=True)
@@ -108,35 +87,16 @@ def test_products_in_bfloat16_are_sampled_from_as_they_are_trained_on(load):
     assert mean[True] < mean[False] < 0.03
 
 
-def turn_channels(w: dict) -> None:
-    w["qkv"] = w["qkv"]._replace(packed=None)  # a second copy, which the mistake would not reach
-    w["qkv"].weight[:8].copy_(w["qkv"].weight[:8].flip(0))
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [lambda w: w["norm2"].fill_(1.5), turn_channels],
-    ids=["a forgotten norm", "turned channels"],
-)
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(
-    load, monkeypatch, kind, mistake
-):
-    sync = FastDecoder.sync
-
-    def mistaken(self):
-        sync(self)
-        mistake(self.layers[0])
-
-    monkeypatch.setattr(FastDecoder, "sync", mistaken)
-    decoder = make_decoder(deep(load(kind)))
-    assert isinstance(decoder, PlainDecoder), decoder.why
-    assert "nats from the model's, rounding alone 0." in decoder.why
-
-
 @pytest.mark.parametrize("kind", PLAIN)
 def test_other_architectures_fall_back_on_the_plain_decoder(load, kind):
     assert isinstance(make_decoder(load(kind)), PlainDecoder)
+
+
+def test_a_known_family_with_another_activation_does_too(load, monkeypatch):
+    policy = load("qwen3")
+    assert isinstance(make_decoder(policy), FastDecoder)
+    monkeypatch.setattr(policy.lm.config, "hidden_act", "gelu")
+    assert isinstance(make_decoder(policy), PlainDecoder)
 
 
 def test_a_window_longer_than_the_test_prompt_is_not_overlooked(load, naive_logprobs):
