@@ -176,11 +176,8 @@ class SyncRollouts:
         with self.sampler.asleep():
             asleep = time.monotonic()
             yield
-            learnt = time.monotonic()
-        self.seconds["train"] = learnt - asleep
+            self.seconds["train"] = time.monotonic() - asleep
         self.seconds["sleep"] = time.monotonic() - started - self.seconds["train"]
-        if sum(self.seconds.values()) > 2:  # takes 0.08 s: too long for an update of letters
-            machine.give_back_memory()
 
     def close(self) -> None:
         """End what samples: vLLM, which holds a process group, or the second process."""
