@@ -198,8 +198,7 @@ if __name__ == "__main__":
     groups = play(policy, sampler, new_env, [*range(8)], 1, temperature=0.0, **how)
     line = eval_line(0, "before", "tier 1", True, [e for [e] in groups])
     print("a line of evals.jsonl:", line)
-    exact = metrics.mean(line["exact"])
-    print(f"\ntier 1, greedy: exact {exact.percent()} of {exact.n} tasks")
+    print("\ntier 1, greedy: exact", metrics.mean(line["exact"]))
     groups = play(policy, sampler, new_env, [1, 2, 3], 4, temperature=1.0, **how)
     line = {key: round(value, 3) for key, value in summarize(groups).items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", line)

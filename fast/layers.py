@@ -182,15 +182,11 @@ def folded_layers(lm: torch.nn.Module, dtype: torch.dtype) -> list[dict]:
 
 
 def only_lora_learns(lm: torch.nn.Module) -> bool:
-    """Is every linear layer a plain LoRA layer, and does nothing else learn?"""
+    """Does every linear layer have LoRA (policy.lora_config), and does nothing else learn?"""
     parts = [part for w in layers_of(lm) for part in w.values() if isinstance(part, tuple)]
-    plain = lambda m: (
-        len(getattr(m, "active_adapters", ())) == 1
-        and not (m.disable_adapters or m.merged or m.lora_variant)
-        and all(isinstance(dropout, torch.nn.Identity) for dropout in m.lora_dropout.values())
-    )
     learn = (name for name, p in lm.named_parameters() if p.requires_grad)
-    return all(plain(m) for part in parts for m in part) and all("lora_" in x for x in learn)
+    have_lora = all(hasattr(linear, "lora_A") for part in parts for linear in part)
+    return have_lora and all("lora_" in name for name in learn)
 
 
 def product(x: torch.Tensor, w: Linears) -> torch.Tensor:
@@ -242,11 +238,11 @@ def lora_product(x: torch.Tensor, w: Linears) -> torch.Tensor:
 
 
 def by_our_layers(
-    lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.Tensor, read=None, dtype=None
+    lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.Tensor, read, dtype
 ):
     """Hidden states of rows that go on after prompts; gradients go to LoRA alone.
 
-    dtype: of the products; None: the model's. Other arguments and results are those of
+    dtype: of the products. Other arguments and results are those of
     logprobs.by_the_model. New prompts run together with the rows that read them: [G·P + n·S, D].
     """
     (G, P), (n, S) = prompts.shape, ids.shape
@@ -274,7 +270,7 @@ def by_our_layers(
         return torch.cat([*out, attended(q, k, v, mask)])
 
     x = F.embedding(tokens, lm.base_model.embed_tokens.weight)
-    x = forward(lm.config, folded_layers(lm, dtype or lm.dtype), x, angles, attend, lora_product)
+    x = forward(lm.config, folded_layers(lm, dtype), x, angles, attend, lora_product)
     x = rms_norm(lm.config, x, lm.base_model.norm.weight)
     prompt, rows = x.split(sizes)
     if read is None:
