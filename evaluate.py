@@ -71,10 +71,12 @@ def eval_sets(
 def lists_of(env) -> str:
     """A description of an Alphabet's lists: '3 turns, 1-4 names, power 8'."""
     span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-    turns = span(env.min_turns, env.max_turns)
-    names = span(env.min_names, env.max_names)
     a_turn = " a turn" if env.power_per_turn else ""
-    return f"{turns} turns, {names} names, power {env.similarity_power:g}{a_turn}"
+    return (
+        f"{span(env.min_turns, env.max_turns)} turns, "
+        f"{span(env.min_names, env.max_names)} names, "
+        f"power {env.similarity_power:g}{a_turn}"
+    )
 
 
 TASKS = {  # {kind of environment: what a set of its tasks is called}

@@ -264,10 +264,10 @@ def by_our_layers(
         out = []
         if new_prompts:
             keys.append((by_head(prompt_k, G), by_head(prompt_v, G)))
-            out.append(attended(prompt_q, *keys[layer], prompt_mask))
+            out.append(attended(prompt_q, *keys[layer], prompt_mask, written_out(P)))
         if P:
             k, v = (torch.cat([of_rows(x), y], 2) for x, y in zip(keys[layer], (k, v)))
-        return torch.cat([*out, attended(q, k, v, mask)])
+        return torch.cat([*out, attended(q, k, v, mask, written_out(P + S))])
 
     x = F.embedding(tokens, lm.base_model.embed_tokens.weight)
     x = forward(lm.config, folded_layers(lm, dtype), x, angles, attend, lora_product)
@@ -291,14 +291,16 @@ def causal_mask(S: int, E: int, group: int) -> torch.Tensor:
     return torch.full((S, E), -torch.inf).triu(E - S + 1).repeat_interleave(group, 0)
 
 
-def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attended(q, k, v, mask: torch.Tensor, written: bool = False) -> torch.Tensor:
     """Attention of the last S tokens to all E: q [n·S, Hq, d], k, v [n, Hkv, E, d] -> [n·S, Hq·d].
 
-    mask [S·group, E] is added to the scores.
+    mask [S·group, E] is added to the scores: with it, enable_gqa leaves a card only the kernel that
+    writes out all scores. So the queries that share a head of keys become more queries of that
+    head; no keys are copied. written: as two products and a softmax.
     """
-    (n, n_kv, E, d), S, group = k.shape, len(q) // len(k), q.shape[1] // k.shape[1]
+    (n, n_kv, _, d), S, group = k.shape, len(q) // len(k), q.shape[1] // k.shape[1]
     q = q.reshape(n, S, n_kv, group, d).transpose(1, 2).flatten(2, 3)  # [n, Hkv, S·group, d]
-    if written_out(E):
+    if written:
         out = ((q * d**-0.5) @ k.mT).add_(mask).softmax(-1) @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask)

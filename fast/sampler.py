@@ -25,6 +25,7 @@ import torch.nn.functional as F
 
 from fast.layers import (
     are_known,
+    attended,
     folded_layers,
     forward,
     product,
@@ -189,10 +190,6 @@ class PlainDecoder(Decoder):
 
     def __init__(self, policy: Policy):
         self.lm = policy.lm
-        self.why = (
-            "plain decoder, many times slower than the fast one, which does not know "
-            f"{self.lm.config.model_type}, or not with this window, RoPE or activation"
-        )
 
     def sync(self) -> None:
         """Nothing to copy."""
@@ -239,8 +236,6 @@ class FastDecoder(Decoder):
     rows in each of two threads (no gain), two tokens drafted by the n-grams of the batch and
     checked in one step (no gain).
     """
-
-    why = "fast decoder"
 
     def __init__(self, policy: Policy):
         self.lm, self.config, self.dtype = policy.lm, policy.lm.config, products_dtype(policy)
@@ -302,8 +297,6 @@ class FastDecoder(Decoder):
         key, query = torch.arange(end, device=slots.device), slots[:, None]
         # Query i sees key j if j <= i and j is not padding. Padding sees itself: no keys give NaN.
         seen = (key <= query) & (key >= self.pad[:, None, None]) | (key == query)  # [B, S, end]
-        # With a mask, enable_gqa leaves a card only the kernel that writes out all scores. So the
-        # queries that share a head of keys become more queries of that head; no keys are copied.
         mask = torch.where(seen, 0.0, -torch.inf).to(self.embed.dtype)
         mask = mask.repeat_interleave(self.n_q // n_kv, 1)[:, None]  # [B, 1, S·group, end]
 
@@ -311,9 +304,7 @@ class FastDecoder(Decoder):
             cache = self.caches[layer]
             for kept, new in zip(cache, (k, v)):
                 kept[:, :, end - S : end] = new.view(-1, S, n_kv, d).transpose(1, 2)
-            q = q.reshape(len(self.pad), S, n_kv, -1, d).transpose(1, 2).flatten(2, 3)
-            out = F.scaled_dot_product_attention(q, *cache[:, :, :, :end], mask)
-            return out.view(len(self.pad), n_kv, S, -1, d).transpose(1, 2).reshape(len(k), -1)
+            return attended(q, *cache[:, :, :, :end], mask)
 
         return attend
 
@@ -401,7 +392,7 @@ class FastDecoder(Decoder):
 
 
 def make_decoder(policy: Policy) -> Decoder:
-    """The fast decoder if it knows the model's layers, else the plain one; `why` says which.
+    """The fast decoder if it knows the model's layers, else the plain one.
 
     Before a run, bookkeeping/pretrained.py compares what is sampled with a plain pass.
     """
@@ -420,8 +411,7 @@ if __name__ == "__main__":
     prompt = prompt_ids(policy, question, None, think=True)
     seeds = [[(0, i) for i in range(4)]]
     plain = PlainSampler(policy).sample([prompt], 4, 200, 1.0, seeds)[0]
-    sampler = TorchSampler(policy)
-    for sample, other in zip(sampler.sample([prompt], 4, 200, 1.0, seeds)[0], plain):
+    fast = TorchSampler(policy).sample([prompt], 4, 200, 1.0, seeds)[0]
+    for sample, other in zip(fast, plain):
         print(repr(policy.tokenizer.decode(sample.token_ids)))
         assert sample.token_ids == other.token_ids
-    print(sampler.decoder.why)
