@@ -163,9 +163,8 @@ def correct_for_age(batch: Batch, output: Output, cfg) -> None:
     start = output.logprobs.detach()  # [M]
     batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
     log_ratio = start - batch.sampler_logprobs
-    weights = importance_weights(cfg.importance, log_ratio, batch.episode_of)
-    batch.importance = weights
-    batch.weights = batch.weights * weights
+    batch.importance = importance_weights(cfg.importance, log_ratio, batch.episode_of)
+    batch.weights = batch.weights * batch.importance
 
 
 def importance_weights(

@@ -71,10 +71,12 @@ def eval_sets(
 def lists_of(env) -> str:
     """A description of an Alphabet's lists: '3 turns, 1-4 names, power 8'."""
     span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-    turns = span(env.min_turns, env.max_turns)
-    names = span(env.min_names, env.max_names)
     a_turn = " a turn" if env.power_per_turn else ""
-    return f"{turns} turns, {names} names, power {env.similarity_power:g}{a_turn}"
+    return (
+        f"{span(env.min_turns, env.max_turns)} turns, "
+        f"{span(env.min_names, env.max_names)} names, "
+        f"power {env.similarity_power:g}{a_turn}"
+    )
 
 
 TASKS = {  # {kind of environment: what a set of its tasks is called}
@@ -198,8 +200,7 @@ if __name__ == "__main__":
     groups = play(policy, sampler, new_env, [*range(8)], 1, temperature=0.0, **how)
     line = eval_line(0, "before", "tier 1", True, [e for [e] in groups])
     print("a line of evals.jsonl:", line)
-    exact = metrics.mean(line["exact"])
-    print(f"\ntier 1, greedy: exact {exact.percent()} of {exact.n} tasks")
+    print("\ntier 1, greedy: exact", metrics.mean(line["exact"]))
     groups = play(policy, sampler, new_env, [1, 2, 3], 4, temperature=1.0, **how)
     line = {key: round(value, 3) for key, value in summarize(groups).items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", line)

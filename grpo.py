@@ -33,7 +33,6 @@ Run me: `python grpo.py` works the example through, number by number.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -440,17 +439,19 @@ if __name__ == "__main__":
     # Two answers: a good one of one token, a bad one of three. After a step some of
     # their tokens have left the clip range, 1 ± 0.2. A gradient is that of the loss:
     # minus means that the step makes the token likelier.
-    episode_of = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
-    new_batch = partial(
-        Batch,
+    batch = Batch(
         episodes=[Episode(0, group=0)] * 2,
         ids=None,
         mask=None,
-        episode_of=episode_of,
+        episode_of=torch.tensor([0, 1, 1, 1]),
         sampler_logprobs=old,
         old_logprobs=old,
+        advantages=torch.tensor([1.0, -1.0, -1.0, -1.0]),
     )
+    lengths = torch.tensor([1.0, 3.0])
+    # zeros, so that a loss of yours that needs them runs here, too
+    unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
     cases = {
         "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
         "after a step": [0.36, 0.30, 0.19, 0.28],
@@ -459,12 +460,8 @@ if __name__ == "__main__":
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient (minus: likelier)")
         for name, spec in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
-            # zeros, so that a loss of yours that needs them runs here, too
-            unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
             output = Output(logprobs, torch.zeros(4), **unused)
-            batch = new_batch(advantages=torch.tensor([1.0, -1.0])[episode_of])
-            lengths = torch.tensor([1.0, 3.0])
-            weights = token_weights(spec.weight, lengths, 4)[episode_of]
+            weights = token_weights(spec.weight, lengths, 4)[batch.episode_of]
             ratio = RATIOS[spec.ratio](batch, output)
             value = -(weights * spec.gain(batch, output, ratio, spec.clip)).sum()
             value.backward()

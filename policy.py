@@ -163,10 +163,15 @@ def load_policy(
 
         model = get_peft_model(model, lora_config(model.config, lora_rank, lora_alpha))
     model.to(device).eval()
-    shown = Path(name).resolve().name if Path(name).exists() else name
-    device = torch.device(device)
     return Policy(
-        model, tokenizer, stop_ids, shown, lora_rank, device, False, today, bfloat16
+        model,
+        tokenizer,
+        stop_ids,
+        name=Path(name).resolve().name if Path(name).exists() else name,
+        lora_rank=lora_rank,
+        device=torch.device(device),
+        today=today,
+        bfloat16=bfloat16,
     )
 
 
@@ -410,22 +415,12 @@ class PlainSampler:
 
 
 if __name__ == "__main__":
-    base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     learn = sum(p.numel() for p in policy.trainable().values())
     print(
-        f"pico_base: {base.n_parameters:,} parameters; LoRA adds {learn:,} that learn"
+        f"pico_base: {policy.n_parameters:,} parameters; LoRA adds {learn:,} that learn"
     )
     hello = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
     prompt = policy.tokenizer.encode(hello)
     sample = PlainSampler(policy).sample([prompt], 1, 100, 1.0, [[(0,)]])[0][0]
     print(f"sampled: {policy.tokenizer.decode(sample.token_ids)!r}")
-    ids = torch.tensor([prompt + sample.token_ids])  # [1, T]
-    mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1  # [1, T-1]
-    with torch.no_grad():
-        before = plain_forward(base, ids, mask).logprobs  # [M]
-        after = plain_forward(policy, ids, mask).logprobs
-    gap = (before - after).abs().max().item()
-    print(f"LoRA changes log-probs by {gap} before training, because B is zero")
-    assert gap < 1e-5
-    assert torch.allclose(after, torch.tensor(sample.logprobs), atol=1e-4)

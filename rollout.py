@@ -131,8 +131,6 @@ def play(
     EnvironmentFailed or ValueError ends only its own episode (Episode.error). Raises
     FloatingPointError if the policy's log-probs are no longer finite.
     """
-    if not task_seeds:  # several processes play, and there are fewer tasks
-        return []
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
     longest_prompt = context - max_tokens  # tokens before a reply, so that it has room
@@ -224,19 +222,14 @@ def open_group(
     opening, env = ready[0].episode.messages, ready[0].env
     # Not in end_on_failure: a template that fails here would fail for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
-    problem = ""
-    if len(ids) > longest_prompt:
-        problem = (
-            f"a prompt of {len(ids)} tokens leaves no room for a reply; the limit is "
-            f"{max(longest_prompt, 0)}: give a lower --max-tokens or shorter tasks"
-        )
-    if any(p.episode.messages != opening for p in ready):
-        problem = "two openings, and a group must share one task"
     for p in ready:
-        if problem:
-            p.episode.stop_reason = "error"
-            p.episode.error = f"task {seed}: {problem}"
-        else:
+        with end_on_failure(p.episode):
+            if len(ids) > longest_prompt:
+                raise ValueError(
+                    f"task {seed}: a prompt of {len(ids)} tokens leaves no room for a "
+                    f"reply; the limit is {max(longest_prompt, 0)}: give a lower "
+                    "--max-tokens or shorter tasks"
+                )
             append_given(p.episode, ids)
     return group
 

@@ -502,9 +502,7 @@ def load_custom_env(env: str) -> type:
         found = getattr(module, name)
         for needed in ("think", "tools", "reset", "step", "score", "expert_reply"):
             getattr(found(), needed)
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # it may be any code
+    except (Exception, SystemExit) as error:  # it may be any code
         raise ValueError(
             f"--env {env}: cannot be used ({type(error).__name__}: {error}); "
             "see docs/fork.md"

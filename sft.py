@@ -89,12 +89,11 @@ def sft_step(
     n = sum(e.reply_tokens for e in episodes)
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = how.deal(by_length)
-    pad, device = policy.tokenizer.pad_token_id, policy.device
     parts = [[mine[i] for i in indices] for indices in cut(mine, micro_tokens)]
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for part in parts:
-        batch = collate(part, pad, device)
+        batch = collate(part, policy.tokenizer.pad_token_id, policy.device)
         output = how.forward(policy, batch.ids, batch.mask, logits=False)
         loss = -output.logprobs.sum() / n
         loss.backward()  # gradients of the parts add up

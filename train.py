@@ -53,14 +53,14 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate("before")
-        demonstrations = settings.sft_seeds(cfg)
         # paused(): the sampler frees its memory meanwhile. learning(): gradients are
         # on, and their memory is freed at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
             tasks = partial(new_env, cfg.difficulty)
-            result = sft(policy, tasks, demonstrations, cfg, how)
+            result = sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
         run.log_sft(result)
-        run.warn(refusals.prompt_warnings(policy, cfg))  # if SFT has other prompts
+        # Are RL's prompts written as those of SFT?
+        run.warn(refusals.prompt_warnings(policy, cfg, new_env))
         run.save(policy, optimizer, how)  # a resumed run need not do SFT again
     if state.updates == 0:  # a run that was killed after SFT resumes here
         evaluate("after_sft")
@@ -106,8 +106,9 @@ def prepare(cfg: Config, user_flags: set[str]):
     """Load the model, get ready to play: (config, policy, new_env, rollouts, teacher).
 
     The finished config has what depends on the model, such as the learning rate, and on
-    the free memory. new_env(level) makes an environment. It is guarded: if it raises or
-    hangs, its episode fails and the run goes on. teacher: None without --teacher.
+    the free memory. new_env(level) makes an environment. One that is not ours is
+    guarded: if it raises or hangs, its episode fails and the run goes on. teacher: None
+    without --teacher.
     """
     if cfg.break_:
         failures.put_in(cfg.break_)  # a mistake on purpose
@@ -133,7 +134,9 @@ def prepare(cfg: Config, user_flags: set[str]):
         f"{cfg.max_tokens}\n{about(policy.tokenizer, today)}"
     )
     refusals.check(cfg)  # main has checked the flags, this checks what was filled in
-    new_env = partial(refusals.guarded, make_env, cfg)
+    new_env = partial(make_env, cfg)
+    if settings.env_kind(cfg.env) in ("custom", "known"):  # not ours
+        new_env = partial(refusals.guarded, new_env)
     # An update has to fit the memory, judging by the length of a first prompt.
     env = new_env(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
@@ -142,8 +145,8 @@ def prepare(cfg: Config, user_flags: set[str]):
     turns = getattr(env, "max_turns", None)  # None: it does not say
     if not cfg.break_:  # a mistake on purpose is found later, by the doctor
         check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
-    line = fit_memory(cfg, policy, len(prompt), turns)  # may set cfg.micro_tokens
-    print(line, end="")
+    # may set cfg.micro_tokens
+    print(fit_memory(cfg, policy, len(prompt), turns), end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     seeds = partial(settings.task_seeds, cfg)
@@ -195,8 +198,7 @@ def main() -> None:
     speak_utf8()
     parallel.start()
     with refusals.errors_in_one_sentence():
-        mistakes = failures.SETTINGS
-        cfg, user_flags = settings.command_line(sys.argv[1:], mistakes)
+        cfg, user_flags = settings.command_line(sys.argv[1:], failures.SETTINGS)
         if cfg.api_base:
             from bridges.api import evaluate_api  # another model, over HTTP
 

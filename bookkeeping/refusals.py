@@ -290,9 +290,9 @@ def check(cfg: Config) -> None:
             "reasoning_gym:NAME, or FILE.py:CLASS",
         )
     fill(cfg, by_env(cfg.env))
-    with machine.undisturbed():
-        class_of(cfg.env)
     if env_kind(cfg.env) == "custom":
+        with machine.undisturbed():
+            class_of(cfg.env)
         check_level(cfg)
     for flags, wrong, why in REFUSALS:
         for flag in flags.split():
@@ -557,14 +557,14 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
             raise ValueError(why)
 
 
-def prompt_warnings(policy, cfg) -> dict[str, str]:
+def prompt_warnings(policy, cfg, new_env: Callable) -> dict[str, str]:
     """{"template": sentence} if a task's prompt in RL differs from the one in SFT, else {}.
 
     The most frequent cause is another chat template. Without an expert there is nothing to compare.
     """
     seed = task_seeds(cfg, 0)[0]
     try:
-        env = guarded(make_env, cfg, cfg.difficulty)
+        env = new_env(cfg.difficulty)
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
         demonstration = sft.expert_episode(policy, env, seed).token_ids
     except Exception:  # the code may be anybody's, and may have no expert

@@ -128,7 +128,6 @@ class Run:
             self.folder,
             "\n".join([here(cfg, policy), *(f"{x} {y}" for x, y in self.machine.items())]),
         )
-        parallel.same_weights(policy.trainable().values())
         # An earlier summary is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
         hear_signals(self.stopping)

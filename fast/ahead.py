@@ -50,7 +50,7 @@ import torch
 
 from fast import machine, parallel
 from fast.machine import CannotGoOn
-from fast.sampler import TorchSampler
+from fast.sampler import PlainDecoder, TorchSampler
 from policy import PlainSampler, Policy, copy_weights, with_weights
 from rollout import Episode, play
 
@@ -75,7 +75,9 @@ def make_sampler(cfg, policy: Policy):
             print(f"our own sampler takes vLLM's place: {error}")
         gc.collect()  # what vLLM had loaded, now that the error no longer holds it
     sampler = TorchSampler(policy)
-    print(sampler.decoder.why)
+    if isinstance(sampler.decoder, PlainDecoder):
+        kind = policy.lm.config.model_type
+        print(f"{kind}, so configured, is sampled many times slower than Llama or Qwen3 are")
     return sampler
 
 
@@ -176,11 +178,8 @@ class SyncRollouts:
         with self.sampler.asleep():
             asleep = time.monotonic()
             yield
-            learnt = time.monotonic()
-        self.seconds["train"] = learnt - asleep
+            self.seconds["train"] = time.monotonic() - asleep
         self.seconds["sleep"] = time.monotonic() - started - self.seconds["train"]
-        if sum(self.seconds.values()) > 2:  # takes 0.08 s: too long for an update of letters
-            machine.give_back_memory()
 
     def close(self) -> None:
         """End what samples: vLLM, which holds a process group, or the second process."""

@@ -9,9 +9,9 @@ two functions: `attend` knows which tokens see each other, and `product` multipl
 On a CPU that multiplies bfloat16 in hardware, the products can be in it (--dtype). Residual sums,
 norms, RoPE and attention stay in float32 then, as do log-probs and LoRA's own weights.
 
-Models differ in a hundred details, and this file knows four families. So fast/sampler.py and
-fast/logprobs.py compare it with the model itself, and use the model where the two differ. Training
-SmolLM2 takes 0.8 of the time that it takes with the model (docs/hardware.md).
+Models differ in a hundred details, and this file knows four families. The others are run as they
+are. Before a run, bookkeeping/pretrained.py compares sampling and training with one plain pass of
+the model. Training SmolLM2 takes 0.8 of the time that it takes with the model (docs/hardware.md).
 
 Shapes: D channels, Hq query heads and Hkv key heads of d channels each.
 """
@@ -39,7 +39,8 @@ def attends_to_all(config) -> bool:
 
 def are_known(config) -> bool:
     """Are these the layers of this file? Then the length of a text changes nothing in them."""
-    return config.model_type in FAMILIES and attends_to_all(config)
+    family = config.model_type in FAMILIES and config.hidden_act == "silu"
+    return family and attends_to_all(config)
 
 
 def layers_of(lm: torch.nn.Module) -> Iterator[dict]:
@@ -181,15 +182,11 @@ def folded_layers(lm: torch.nn.Module, dtype: torch.dtype) -> list[dict]:
 
 
 def only_lora_learns(lm: torch.nn.Module) -> bool:
-    """Is every linear layer a plain LoRA layer, and does nothing else learn?"""
+    """Does every linear layer have LoRA (policy.lora_config), and does nothing else learn?"""
     parts = [part for w in layers_of(lm) for part in w.values() if isinstance(part, tuple)]
-    plain = lambda m: (
-        len(getattr(m, "active_adapters", ())) == 1
-        and not (m.disable_adapters or m.merged or m.lora_variant)
-        and all(isinstance(dropout, torch.nn.Identity) for dropout in m.lora_dropout.values())
-    )
     learn = (name for name, p in lm.named_parameters() if p.requires_grad)
-    return all(plain(m) for part in parts for m in part) and all("lora_" in x for x in learn)
+    have_lora = all(hasattr(linear, "lora_A") for part in parts for linear in part)
+    return have_lora and all("lora_" in name for name in learn)
 
 
 def product(x: torch.Tensor, w: Linears) -> torch.Tensor:
@@ -241,11 +238,11 @@ def lora_product(x: torch.Tensor, w: Linears) -> torch.Tensor:
 
 
 def by_our_layers(
-    lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.Tensor, read=None, dtype=None
+    lm, prompts: torch.Tensor, ids: torch.Tensor, prompt_of: torch.Tensor, read, dtype
 ):
     """Hidden states of rows that go on after prompts; gradients go to LoRA alone.
 
-    dtype: of the products; None: the model's. Other arguments and results are those of
+    dtype: of the products. Other arguments and results are those of
     logprobs.by_the_model. New prompts run together with the rows that read them: [G·P + n·S, D].
     """
     (G, P), (n, S) = prompts.shape, ids.shape
@@ -267,13 +264,13 @@ def by_our_layers(
         out = []
         if new_prompts:
             keys.append((by_head(prompt_k, G), by_head(prompt_v, G)))
-            out.append(attended(prompt_q, *keys[layer], prompt_mask))
+            out.append(attended(prompt_q, *keys[layer], prompt_mask, written_out(P)))
         if P:
             k, v = (torch.cat([of_rows(x), y], 2) for x, y in zip(keys[layer], (k, v)))
-        return torch.cat([*out, attended(q, k, v, mask)])
+        return torch.cat([*out, attended(q, k, v, mask, written_out(P + S))])
 
     x = F.embedding(tokens, lm.base_model.embed_tokens.weight)
-    x = forward(lm.config, folded_layers(lm, dtype or lm.dtype), x, angles, attend, lora_product)
+    x = forward(lm.config, folded_layers(lm, dtype), x, angles, attend, lora_product)
     x = rms_norm(lm.config, x, lm.base_model.norm.weight)
     prompt, rows = x.split(sizes)
     if read is None:
@@ -294,14 +291,16 @@ def causal_mask(S: int, E: int, group: int) -> torch.Tensor:
     return torch.full((S, E), -torch.inf).triu(E - S + 1).repeat_interleave(group, 0)
 
 
-def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def attended(q, k, v, mask: torch.Tensor, written: bool = False) -> torch.Tensor:
     """Attention of the last S tokens to all E: q [n·S, Hq, d], k, v [n, Hkv, E, d] -> [n·S, Hq·d].
 
-    mask [S·group, E] is added to the scores.
+    mask [S·group, E] is added to the scores: with it, enable_gqa leaves a card only the kernel that
+    writes out all scores. So the queries that share a head of keys become more queries of that
+    head; no keys are copied. written: as two products and a softmax.
     """
-    (n, n_kv, E, d), S, group = k.shape, len(q) // len(k), q.shape[1] // k.shape[1]
+    (n, n_kv, _, d), S, group = k.shape, len(q) // len(k), q.shape[1] // k.shape[1]
     q = q.reshape(n, S, n_kv, group, d).transpose(1, 2).flatten(2, 3)  # [n, Hkv, S·group, d]
-    if written_out(E):
+    if written:
         out = ((q * d**-0.5) @ k.mT).add_(mask).softmax(-1) @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask)

@@ -118,10 +118,3 @@ def add_up(parameters: Iterable[torch.nn.Parameter], loss: float) -> float:
             p.grad = torch.zeros_like(p)
         dist.all_reduce(p.grad)
     return sum(gather([loss]))
-
-
-def same_weights(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Give all ranks the first one's weights."""
-    if world() > 1:
-        for p in parameters:
-            dist.broadcast(p.data, 0)

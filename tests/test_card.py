@@ -106,13 +106,14 @@ def test_where_vllm_cannot_start_auto_goes_on_and_says_why_and_vllm_refuses(
     assert said.endswith("; else take --engine torch")
 
 
-def test_vllm_need_not_have_flashinfer(tiny, vllm, monkeypatch):
-    """On a card, 0.26 and 0.32 import it when they start, unless this variable says 0."""
+@pytest.mark.parametrize("eager", [False, True])
+def test_vllm_need_not_have_flashinfer_and_eager_compiles_nothing(tiny, vllm, monkeypatch, eager):
+    """On a card, 0.26 and 0.32 import FlashInfer when they start, unless this variable says 0."""
     name, seen = "VLLM_USE_FLASHINFER_SAMPLER", []
     monkeypatch.delenv(name, raising=False)
-    vllm(lambda **options: seen.append(vllm_engine.os.environ.get(name)))
-    vllm_engine.load_engine(on_a_card(tiny), 0.3, 0, True, 100)
-    assert seen == ["0"]
+    vllm(lambda **how: seen.append((how["enforce_eager"], vllm_engine.os.environ.get(name))))
+    vllm_engine.load_engine(on_a_card(tiny), 0.3, 0, True, 100, eager)
+    assert seen == [(eager, "0")]
 
 
 def test_vllm_that_is_not_there_is_said_before_a_model_is_fetched(monkeypatch):
@@ -170,14 +171,6 @@ def test_vllms_share_of_a_card_and_whether_it_sleeps(
 ):
     share, sleeps = planned(monkeypatch, model, total, **more)
     assert sleeps == lends and least - 1e-6 <= share * total <= most + 1e-6, share
-
-
-@pytest.mark.parametrize("eager", [False, True])
-def test_eager_compiles_nothing(tiny, vllm, eager):
-    llm = Mock()
-    vllm(llm)
-    vllm_engine.load_engine(on_a_card(tiny), 0.3, 0, True, 100, eager)
-    assert llm.call_args.kwargs["enforce_eager"] == eager
 
 
 def test_who_waits_for_vllm_is_told_before_it_starts(monkeypatch, capsys):

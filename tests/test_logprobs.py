@@ -2,7 +2,6 @@
 shared, cut or thrown away on the way; and gradients alike."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -206,31 +205,18 @@ def learns_a_norm(policy) -> None:
     policy.lm.base_model.layers[1].input_layernorm.weight.requires_grad_(True)
 
 
-def has_dropout(policy) -> None:
-    q = policy.lm.base_model.layers[0].self_attn.q_proj
-    q.lora_dropout["default"] = torch.nn.Dropout(0.1)
-
-
 def has_another_activation(policy) -> None:
-    policy.lm.base_model.layers[0].mlp.act_fn = torch.nn.GELU()
+    policy.lm.config.hidden_act = "gelu"
 
 
 def is_in_training_mode(policy) -> None:
     policy.model.train()
 
 
-def turns_lora_off(policy) -> None:
-    policy.model.base_model.disable_adapter_layers()
-
-
-@pytest.mark.parametrize(
-    "what",
-    [learns_a_norm, has_dropout, has_another_activation, is_in_training_mode, turns_lora_off],
-)
+@pytest.mark.parametrize("what", [learns_a_norm, has_another_activation, is_in_training_mode])
 def test_a_model_that_our_layers_do_not_know_trains_by_itself(load, what):
     policy = load("qwen3", 4, awake=True)
     assert logprobs.knows(policy.lm)
-    logprobs.same_layers.cache_clear()
     what(policy)
     assert not logprobs.knows(policy.lm)
 
@@ -295,12 +281,3 @@ def test_a_head_in_parts_is_as_exact_as_all_logits_at_once(order, dtype):
 )
 def test_what_a_model_multiplies_its_logits_by_is_measured(load, kind, scale):
     assert logprobs.logit_scale(load(kind).lm) == pytest.approx(scale, rel=1e-4)
-
-
-def test_a_model_that_does_something_else_with_its_logits_is_refused(load, monkeypatch):
-    lm = load("qwen3").lm
-    forward = lm.forward
-    cubed = lambda **given: SimpleNamespace(logits=forward(**given).logits ** 3)
-    monkeypatch.setattr(lm, "forward", cubed)
-    with pytest.raises(ValueError, match="take --plain"):
-        logprobs.logit_scale(lm)

@@ -166,34 +166,34 @@ def test_onednns_products_are_taken_on_a_cpu_where_they_are_exact(
         torch.set_num_threads(before)
 
 
-def test_who_lacks_vllm_is_told_how_to_get_it_if_it_would_be_used(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    _, why = machine.which(Config(), "cuda")
-    assert why == "vLLM is not installed: pip install -r requirements/gpu.txt"
-    _, why = machine.which(Config(), "cuda", 1e6)
-    assert why == "vLLM needs bfloat16, and here it is float32"
+NARROW = "vLLM needs bfloat16, and here it is float32"  # for which vLLM has no LoRA
 
 
 @pytest.mark.parametrize(
-    "capability, processes, more, engine",
+    "device, size, capability, processes, has_vllm, more, engine, why",
     [
-        ((8, 0), 1, {}, "vllm"),
-        ((7, 5), 1, {}, "torch"),
-        ((8, 0), 2, {}, "torch"),  # it would take our process group for its own
-        ((8, 0), 2, {"async_rollouts": 1}, "vllm"),
-        ((8, 0), 1, {"plain": True}, "plain"),
-        ((8, 0), 1, {"engine": "torch"}, "torch"),
+        ("cuda", 4e9, (8, 0), 1, True, {}, "vllm", "vLLM is installed"),
+        ("cuda", 4e9, (7, 5), 1, True, {}, "torch", NARROW),
+        ("cuda", 1e6, (8, 0), 1, True, {}, "torch", NARROW),
+        ("cpu", 4e9, (8, 0), 1, True, {}, "torch", "vLLM is for NVIDIA cards"),
+        # it would take our process group for its own
+        ("cuda", 4e9, (8, 0), 2, True, {}, "torch", "several processes train"),
+        ("cuda", 4e9, (8, 0), 2, True, {"async_rollouts": 1}, "vllm", "vLLM is installed"),
+        ("cuda", 4e9, (8, 0), 1, True, {"plain": True}, "plain", "--plain"),
+        ("cuda", 4e9, (8, 0), 1, True, {"engine": "torch"}, "torch", "--engine torch"),
+        # who lacks it is told how to get it only if it would be used
+        ("cuda", 4e9, (8, 0), 1, False, {}, "torch", "vLLM is not installed: pip install -r req"),
+        ("cuda", 1e6, (8, 0), 1, False, {}, "torch", NARROW),
     ],
 )
-def test_vllm_samples_where_it_can(monkeypatch, capability, processes, more, engine):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+def test_vllm_samples_where_it_can(
+    monkeypatch, device, size, capability, processes, has_vllm, more, engine, why
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: has_vllm)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(machine.parallel, "world", lambda: processes)
-    assert machine.which(Config(**more), "cuda")[0] == engine
-    assert machine.which(Config(), "cpu")[0] == "torch"
-    small = machine.which(Config(**more), "cuda", 1e6)[0]
-    assert small == ("plain" if "plain" in more else "torch"), "float32, for which vLLM has no LoRA"
+    found, said = machine.which(Config(**more), device, size)
+    assert found == engine and said.startswith(why)
 
 
 # --------------------------------------------------------------------------------- what fits a card
@@ -201,16 +201,11 @@ def test_vllm_samples_where_it_can(monkeypatch, capability, processes, more, eng
 PAGE = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
 
 
-def test_the_longest_conversation_is_known_of_our_environments():
-    longest = machine.longest_conversation
-    assert [longest(env, 100) for env in machine.TALK] == [292, 896, 7200]
-    assert longest("mine.py:Mine", 100) == 3684
-
-
 @pytest.mark.parametrize(
     "more, tokens",
     [
         ({}, 2048 + 192 + 1024),
+        ({"env": "alphabet"}, 3 * 2048 + 596 + 1024),
         ({"env": "swarm"}, 25 * 2048 + 4700 + 1024),
         # of these the longest conversation is not known
         ({"env": "alphabet", "set": ["max_turns=9"]}, 32768),

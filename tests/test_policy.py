@@ -76,14 +76,6 @@ def test_checkpointing_runs_layers_again_and_learning_frees_what_it_needed(load,
     assert_close(*found)
 
 
-def test_checkpointing_refuses_a_model_with_dropout(load):
-    policy = load("qwen3")
-    policy.lm.base_model.layers[1].self_attn.attention_dropout = 0.1
-    with pytest.raises(ValueError, match="this model's dropout"):
-        checkpoint_activations(policy)
-    assert not policy.checkpointing
-
-
 # {kind of tests/conftest.py: (what its refusal must say, or "": it trains at rounding; does
 # gradient checkpointing leave its log-probs alone?)}. {kind}_0: all weights learn.
 ODD_MODELS = {

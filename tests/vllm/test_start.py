@@ -1,7 +1,6 @@
 """Protects the start of the vLLM engine, and its sleep: where it cannot run it says so in one
 sentence, before a run has begun."""
 
-import sys
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
@@ -16,13 +15,6 @@ def sentence(caught) -> str:
     text = str(caught.value)
     assert "\n" not in text and not text.endswith(".")
     return text
-
-
-def test_without_vllm_it_says_what_to_install(load, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not there
-    with pytest.raises(CannotGoOn) as caught:
-        VllmSampler(load("qwen3_wide", 4))
-    assert "; pip install -r requirements/gpu.txt" in sentence(caught)
 
 
 def test_on_a_card_it_would_not_ask_for_flashinfer(monkeypatch):
