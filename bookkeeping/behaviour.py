@@ -1,9 +1,8 @@
-"""How did the behaviour of a swarm run change, and what did its best episode do?
+"""How did the behaviour of a swarm run change, and what was called in its episodes?
 
     python -m bookkeeping.report runs/NAME              step 0, after SFT, against the end
 
-    evals.jsonl -> averages with paired differences and tails, rows per scenario, the best
-                   episode -> sections (bookkeeping/tables.py)
+    evals.jsonl -> averages with paired differences and tails -> a section (bookkeeping/tables.py)
 
 Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for both. The
 p-value of a difference comes from flipping the signs of the scenarios' differences: if nothing
@@ -12,17 +11,14 @@ and one of them would pass 0.05 by luck, so p is corrected by Holm's method (197
 table.
 
 The table in picoRL, from which this grew, compared 6 samples with 8, printed no interval, and read
-a strategy off the best of the 8. Here the best episode is shown too, together with its distance
-from the mean, and with whether its habits go with reward over all episodes.
+a strategy off the best of the 8. But the best of many is luck as well.
 """
 
 import numpy as np
-from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
 from bookkeeping.tables import (
-    NAMES,
     cell,
     label,
     measures,
@@ -30,31 +26,13 @@ from bookkeeping.tables import (
     number,
     paired,
     section,
-    values,
 )
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
-SHOWN = 8  # scenarios that get a row each: those whose episodes are saved
-BY_SCENARIO = (
-    "reward",
-    "payoff",
-    "quality",
-    "diversity",
-    "reputation",
-    "turns_used",
-    "used_claim_task",
-    "used_submit_work",
-    "used_propose_trade",
-    "used_accept_proposal",
-    "waste",
-    "turns_acted",
-    "error_rate",
-)
 
-
-def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
-    """The tables of two evaluations: after SFT, or else the first, and the last.
+def sections(evals: list[dict]) -> list[dict]:
+    """The table of two evaluations: after SFT, or else the first, and the last.
 
     Empty while there is only one.
     """
@@ -62,9 +40,7 @@ def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
     if len(during) < 2:
         return []
     first = next((e for e in during[:-1] if e["stage"] == "after_sft"), during[0])
-    # Cut to the scenarios with a result in both; these are counted from 0.
-    a, b = records.same_tasks(first, during[-1])
-    return [averages(a, b), by_scenario(a, b), best_episode(a, b, episodes)]
+    return [averages(*records.same_tasks(first, during[-1]))]
 
 
 # ------------------------------------------------------------------------------------ what changed
@@ -117,64 +93,7 @@ def tails(name: str, v: np.ndarray) -> str:
     return " · ".join(number(name, x) for x in np.quantile(v, [0.05, 0.5, 0.95, 1]))
 
 
-def by_scenario(a: dict, b: dict) -> dict:
-    """The first scenarios, one row each."""
-    names, n = [name for name in BY_SCENARIO if name in measures(a, b)], len(b["reward"])
-    cell = lambda name, i: f"{values(a, name)[i]:.3g} → {values(b, name)[i]:.3g}"
-    rows = [[str(i), *(cell(name, i) for name in names)] for i in range(min(SHOWN, n))]
-    text = [
-        f"{moment(a)} → {moment(b)}, the first {len(rows)} of {n} scenarios, one greedy episode "
-        "each."
-    ]
-    return section("Scenario by scenario", text, ["scenario", *map(label, names)], rows)
-
-
-# ------------------------------------------------------------------------------- the best episode
-
-
-def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
-    """The episode of b with the highest reward.
-
-    Each of its measures is given in standard deviations from the mean; the rank correlation
-    (Spearman's) says whether a high value pays in general.
-    """
-    reward = values(b, "reward")
-    best, n = int(reward.argmax()), len(reward)
-    rows = []
-    for name in (name for name in measures(b) if name in NAMES and np.nanstd(values(b, name))):
-        v = values(b, name)
-        pays = stats.spearmanr(v, reward, nan_policy="omit")
-        rows.append(
-            [
-                NAMES[name],
-                number(name, v[best]),
-                cell(name, v),
-                f"{(v[best] - np.nanmean(v)) / np.nanstd(v, ddof=1):+.1f}",
-                f"{pays.statistic:+.2f} (p {compare.small(pays.pvalue)})",
-            ]
-        )
-    text = [
-        f"Scenario {best} earned {reward[best]:.3f}, the most of {n}, {moment(b)}; "
-        f"the same scenario {moment(a)}: {a['reward'][best]:.3f}. "
-        f"Above the mean by {reward[best] - reward.mean():.3f}. "
-        "The most of many is luck as well, of the scenario above all: an idea to test, not a "
-        "result. report.html has its calls.",
-    ]
-    head = [
-        "",
-        "this episode",
-        f"mean of the {n}",
-        "standard deviations from it",
-        "rank correlation with reward",
-    ]
-    at = ("eval", b["update"], b["stage"])
-    saved = [
-        i
-        for i, e in enumerate(episodes)
-        if (e["source"], e["update"], e["stage"]) == at
-        and abs((e["reward"] or 0) - reward[best]) < 1e-4  # evals.jsonl is rounded
-    ]
-    return section("The best episode", text, head, rows, episode=next(iter(saved), None))
+# ------------------------------------------------------------------------------- what was called
 
 
 def calls_of(messages: list[dict]) -> list[tuple[str, str]]:

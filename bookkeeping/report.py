@@ -177,7 +177,7 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     if summary["env"] == "swarm":
         from bookkeeping import behaviour
 
-        sections += behaviour.sections(evals, episodes)
+        sections += behaviour.sections(evals)
         for e in episodes:
             e["calls"] = behaviour.calls_of(e["messages"])
     machine_and_flags = (summary.get("machine") or {}) | summary["config"]

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import tempfile
 import time
-import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -59,8 +58,6 @@ def may_fail():
     """Print a failure, and let the run go on: wandb may have died, or not be installed."""
     try:
         yield
-    except ModuleNotFoundError:
-        tqdm.write("wandb is not installed; the run's own logs have the same numbers")
     except Exception as error:
         tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
@@ -141,15 +138,11 @@ class Run:
         Flags cannot show that score_reply was edited between two runs, so the state keeps a hash of
         the environment's code; bookkeeping/compare.py uses it.
         """
-        base, code = self.state.base, self.state.code
+        code = self.state.code
         run_folder.refuse_base(self.saved, policy)
         self.after_sft, state = run_folder.load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
-            fresh, self.state = State(), State(**state)
-            # A checkpoint of an older version may lack a count.
-            self.state.seconds = fresh.seconds | self.state.seconds
-            self.state.tokens = fresh.tokens | self.state.tokens
-            self.state.base = base
+            self.state = State(**state)
             self.began -= self.state.seconds["total"]
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
@@ -234,12 +227,8 @@ class Run:
         state.tokens["trained"] += line["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
-        if self.wandb:
-            log_wandb(
-                self.wandb,
-                line | {"waiting": waited(line) / (waited(line) + line["seconds_train"])},
-                self.cfg.sft_steps,
-            )
+        waiting = waited(line) / (waited(line) + line["seconds_train"])
+        log_wandb(self.wandb, line | {"waiting": waiting}, self.cfg.sft_steps)
         minutes = self.minutes_left()
         left = f", {minutes:.0f} min left" if state.updates < self.cfg.updates else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
@@ -301,19 +290,17 @@ class Run:
             [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
         )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
-        if self.wandb:
-            for step, loss in enumerate(losses, 1):
-                log_wandb(self.wandb, {"update": 0, "sft/step": step, "sft/loss": loss}, step)
+        for step, loss in enumerate(losses, 1):
+            log_wandb(self.wandb, {"update": 0, "sft/step": step, "sft/loss": loss}, step)
 
     def log_evaluation(self, policy, groups, tasks: str, trained: bool, stage: str) -> None:
         """Record an evaluation of one set of tasks; also in wandb."""
         done = self.state.updates
         found = record_evaluation(self.folder, policy, groups, tasks, trained, stage, done)
-        if self.wandb:
-            # Before and after SFT are both update 0.
-            when, rows = ("before", 0) if stage == "before" else ("eval", self.cfg.sft_steps)
-            means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
-            log_wandb(self.wandb, {"update": done, **means}, rows)
+        # Before and after SFT are both update 0.
+        when, rows = ("before", 0) if stage == "before" else ("eval", self.cfg.sft_steps)
+        means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
+        log_wandb(self.wandb, {"update": done, **means}, rows)
 
     def look_at_evaluations(self) -> None:
         """Let the doctor see them."""
@@ -433,7 +420,7 @@ def record_evaluation(
     line = eval_line(update, stage, tasks, trained, played, failed)
     records.append(folder / "evals.jsonl", line)
     if trained:
-        records.save_episodes(folder, update, stage, policy, worth_reading(groups))
+        records.save_episodes(folder, update, stage, policy, groups[:8])
     found = headline(played)
     shown = "  ".join(f"{name} {x}" for name, x in found.items())
     head = f"eval {stage:10} update {update:4}  {tasks}  {shown}"
@@ -441,29 +428,19 @@ def record_evaluation(
     return found
 
 
-def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
-    """The first eight groups; if the environment has no `exact`, also the best one."""
-    played = without_failed(groups)
-    first, best = groups[:8], max(played, key=lambda g: g[0].reward)
-    graded = any("exact" not in g[0].components for g in played)
-    return [*first, best] if graded and best not in first else first
-
-
 def left_out(found: dict, max_tokens: int) -> dict[str, str]:
     """{symptom: sentence} about demonstrations that sft() did not show."""
     n, beyond, long = found["demonstrations"], found["beyond_context"], found["too_long"]
-    warnings = {}
-    if beyond:
-        warnings["beyond the context"] = (
-            f"{beyond} of {n} demonstrations are longer than the model's context and are left out"
-        )
-    if long:
-        fate = "left out" if long + beyond < n else "shown, as there are no others"
-        warnings["too long"] = (
-            f"{long} of {n} demonstrations have a reply longer than --max-tokens {max_tokens}, "
-            f"which RL would cut; they are {fate}"
-        )
-    return warnings
+    fate = "left out" if long + beyond < n else "shown, as there are no others"
+    warnings = {
+        "beyond the context": (beyond, "are longer than the model's context and are left out"),
+        "too long": (
+            long,
+            f"have a reply longer than --max-tokens {max_tokens}, which RL would cut; they are "
+            f"{fate}",
+        ),
+    }
+    return {x: f"{few} of {n} demonstrations {why}" for x, (few, why) in warnings.items() if few}
 
 
 def one_line(line: dict) -> str:
@@ -481,19 +458,13 @@ def waited(line: dict) -> float:
 
 
 def hear_signals(stopping: Event) -> None:
-    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now.
-
-    So does the first one after the Run has gone, which the handler must not keep.
-    """
-    kept = weakref.ref(stopping)
+    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now."""
 
     def stop_soon(signum, frame):
-        asked = kept()
+        stopping.set()
         # torchrun passes on what the terminal has already sent: there the second may be the first.
-        twice = asked and asked.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ
-        if not asked or twice:
-            raise KeyboardInterrupt
-        asked.set()
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            signal.signal(signum, signal.default_int_handler)
         tqdm.write("stopping at the next safe point (once more to stop at once)")
 
     with suppress(ValueError):  # not in the main thread, as in some tests
@@ -574,8 +545,12 @@ def open_wandb(cfg, folder: Path):
 
 @may_fail()
 def log_wandb(run, line: dict, rows: int = 0) -> None:
-    """A row of wandb's. A curve's step is the update; SFT's rows stand before the first one."""
-    run.log(line, step=rows + line["update"])
+    """A row of wandb's, if there is a run of it.
+
+    A curve's step is the update; SFT's rows stand before the first one.
+    """
+    if run:
+        run.log(line, step=rows + line["update"])
 
 
 @may_fail()
