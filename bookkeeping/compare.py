@@ -34,7 +34,7 @@ is a bound, so that a table of hundreds of rows can still have a winner.
 import json
 import math
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +103,8 @@ def read(folder: Path) -> Run:
         raise ValueError(
             f"{folder}: the run has not finished; go on with python train.py --resume {folder}"
         )
-    machine = records.record(folder / "summary.json").get("machine", {})
-    config["environment_code"] = machine.get("environment_code")
+    summary = records.record(folder / "summary.json")
+    config["environment_code"] = summary.get("machine", {}).get("environment_code")
     return Run(records.clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
 
 
@@ -119,13 +119,11 @@ def group(runs: list[Run]) -> list[Arm]:
         key = json.dumps(flags, sort_keys=True)
         members.setdefault(key, {})[run.config["seed"]] = run
     flags = [json.loads(key) for key in members]
-    names = {name for f in flags for name in f}
-    varied = {name for name in names if len({str(f[name]) for f in flags if name in f}) > 1}
-    arms = []
-    for i, (own_flags, by_seed) in enumerate(zip(flags, members.values())):
-        words = [f"{name}={own_flags[name]}" for name in sorted(own_flags) if name in varied]
-        arms.append(Arm(chr(ord("A") + i), ", ".join(words) or "all runs", by_seed))
-    return arms
+    varies = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
+    labels = [", ".join(f"{x}={own[x]}" for x in sorted(own) if varies(x)) for own in flags]
+    letters = map(chr, count(ord("A")))
+    arms = zip(letters, labels, members.values())
+    return [Arm(letter, label or "all runs", by_seed) for letter, label, by_seed in arms]
 
 
 def finals(tasks: str, *arms: Arm) -> list[list[dict]]:
