@@ -276,9 +276,8 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
 
 def paid_alike(a: Arm, b: Arm) -> bool:
     """Were both arms paid alike? If not, their rewards are different measures."""
-    names = ("reward", "environment_code", "set")
-    runs = [*a.runs.values(), *b.runs.values()]
-    return len({str([run.config.get(name) for name in names]) for run in runs}) == 1
+    paid = lambda run: str([run.config.get(x) for x in ("reward", "environment_code", "set")])
+    return len({*map(paid, [*a.runs.values(), *b.runs.values()])}) == 1
 
 
 # ---------------------------------------------------------------------------------------- the page
@@ -289,33 +288,31 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     runs = [run for arm in arms for run in arm.runs.values()]
     lines = {tasks: line for run in runs for tasks, line in run.final.items()}
     what = "exact" if all("exact" in line for line in lines.values()) else "reward"
-    members, verdicts = [], []
-    for arm in arms:
-        means = [final_mean(arm, tasks, what) for tasks in lines]
-        members.append(
-            [
-                f"**{arm.letter}**",
-                arm.label,
-                ", ".join(map(str, arm.runs)),
-                ", ".join(run.name for run in arm.runs.values()),
-                *(mean.text(*tables.scale(what)) if mean else "" for mean in means),
-            ]
-        )
-    for row in rows:
-        digits, scale, _ = tables.scale(row["what"])
-        verdicts.append(
-            [
-                tables.called(row),
-                row["what"],
-                f"{row['a'].letter} − {row['b'].letter}",
-                row["difference"].text(digits, scale, sign="+"),
-                row["over"],
-                str(row["difference"].n),
-                small(row["p"]),
-                small(row["corrected"]),
-                f"**{row['verdict']}**",
-            ]
-        )
+    means = [[final_mean(arm, tasks, what) for tasks in lines] for arm in arms]
+    members = [
+        [
+            f"**{arm.letter}**",
+            arm.label,
+            ", ".join(map(str, arm.runs)),
+            ", ".join(run.name for run in arm.runs.values()),
+            *(mean.text(*tables.scale(what)) if mean else "" for mean in of_arm),
+        ]
+        for arm, of_arm in zip(arms, means)
+    ]
+    verdicts = [
+        [
+            tables.called(row),
+            row["what"],
+            f"{row['a'].letter} − {row['b'].letter}",
+            row["difference"].text(*tables.scale(row["what"])[:2], sign="+"),
+            row["over"],
+            str(row["difference"].n),
+            small(row["p"]),
+            small(row["corrected"]),
+            f"**{row['verdict']}**",
+        ]
+        for row in rows
+    ]
     head = [
         "tasks",
         "measure",

@@ -261,12 +261,11 @@ class Run:
         """One level up if this one is surely good enough (settings.promote_of), else the same."""
         cfg, level = self.cfg, self.state.level
         measure, enough = promote_of(cfg.env)
-        if not cfg.curriculum or level == cfg.difficulty:
-            return level
-        if not settled.passed(self.rewards(measure), enough):
-            return level
-        levels = levels_of(cfg.env)
-        return levels[levels.index(level) + 1]
+        climbs = cfg.curriculum and level != cfg.difficulty
+        if climbs and settled.passed(self.rewards(measure), enough):
+            levels = levels_of(cfg.env)
+            level = levels[levels.index(level) + 1]
+        return level
 
     def finished(self) -> bool:
         """Are the updates done? Both ends may wait for the training reward to settle."""
