@@ -120,10 +120,9 @@ def group(runs: list[Run]) -> list[Arm]:
         members.setdefault(key, {})[run.config["seed"]] = run
     flags = [json.loads(key) for key in members]
     varies = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
-    labels = [", ".join(f"{x}={own[x]}" for x in sorted(own) if varies(x)) for own in flags]
+    label = lambda own: ", ".join(f"{x}={own[x]}" for x in sorted(own) if varies(x)) or "all runs"
     letters = map(chr, count(ord("A")))
-    arms = zip(letters, labels, members.values())
-    return [Arm(letter, label or "all runs", by_seed) for letter, label, by_seed in arms]
+    return [Arm(*arm) for arm in zip(letters, map(label, flags), members.values())]
 
 
 def finals(tasks: str, *arms: Arm) -> list[list[dict]]:

@@ -576,24 +576,30 @@ def with_place(error: Exception) -> str:
 
 
 SENTENCES = (ValueError, machine.CannotGoOn, rollout.EnvironmentFailed)
-# (is it this one?, what went wrong, what to do). --resume also works before the first checkpoint:
-# then the run begins again.
+# (is it this one?, what went wrong and what to do). If there is no checkpoint yet, --resume begins
+# the run again.
 KNOWN = (
-    (lambda error: isinstance(error, SENTENCES), with_place, ""),
+    (lambda error: isinstance(error, SENTENCES), with_place),
     (
         machine.out_of_memory,
-        lambda error: f"out of GPU memory ({(str(error).splitlines() or [''])[0]})",
-        "; --resume with a lower --micro-tokens, or start again with --gradient-checkpointing",
+        lambda error: (
+            f"out of GPU memory ({(str(error).splitlines() or [''])[0]}); give a lower "
+            f"--micro-tokens, or --gradient-checkpointing{folder.how_to_go_on()}"
+        ),
     ),
     (
         lambda error: isinstance(error, FloatingPointError),
-        lambda error: f"training stopped: {error}",
-        "; start a new run with a lower --lr, or --sft-lr if it was in SFT",
+        lambda error: (
+            f"training stopped: {error}; start a new run with a lower --lr, or --sft-lr "
+            "if it was in SFT"
+        ),
     ),
     (
         lambda error: isinstance(error, OSError) and error.errno is not None,
-        lambda error: f"{error.strerror}: {error.filename or 'writing the run folder'}",
-        "; free some space or fix the path, then --resume",
+        lambda error: (
+            f"{error.strerror}: {error.filename or 'writing the run folder'}; free some "
+            f"space or fix the path{folder.how_to_go_on()}"
+        ),
     ),
 )
 
@@ -614,9 +620,9 @@ def errors_in_one_sentence():
         with suppress(OSError):  # the disk may be full
             for run in folder.own:
                 note(run, "\n".join(map(printable, traceback.format_exc().splitlines())))
-        for fits, what, cure in KNOWN:
+        for fits, sentence in KNOWN:
             if fits(error):
-                raise SystemExit(what(error) + cure) from None
+                raise SystemExit(sentence(error)) from None
         raise
     finally:
         if folder.own and sys.stderr.isatty():

@@ -106,9 +106,9 @@ def stopped_in_sft(monkeypatch, runs: Path, happens) -> SystemExit:
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "evals.jsonl"),
-            "free some space or fix the path, then --resume",
+            "free some space or fix the path; go on with: python train.py --resume",
         ),
-        (torch.OutOfMemoryError("full"), "--resume with a lower --micro-tokens"),
+        (torch.OutOfMemoryError("full"), "give a lower --micro-tokens, or --gradient-checkp"),
         (FloatingPointError("a loss is nan"), "a lower --lr, or --sft-lr if it was in SFT"),
         # Python's own sentence does not say where it was: ours does
         (lambda *given: dict([(1, 2, 3)]), r"2 is required \(.*test_bad_training\.py:\d+\)$"),

@@ -226,9 +226,3 @@ def test_rows_that_have_moved_may_be_named_again(
     typed = Config(env=f"jsonl:{there}{option}")
     cfg, _, lock = folder.open_saved("--resume", tmp_path, typed)
     assert (cfg.env == typed.env) == (is_same and not option)
-
-
-def test_a_run_folder_has_a_whole_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    home, _ = folder.make_folder(Config(runs="runs", name="a", model="m"))
-    assert home == tmp_path / "runs" / "a"
