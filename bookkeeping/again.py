@@ -10,12 +10,9 @@ Run me: `python train.py --eval-only runs/NAME`.
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 import metrics
 from bookkeeping import folder as run_folder
 from bookkeeping import records, report, tables
-from bookkeeping.folder import load_checkpoint
 from bookkeeping.pretrained import load_checked
 from bookkeeping.refusals import check, guarded, preflight, warn_unread_flags
 from bookkeeping.run import record_evaluation
@@ -57,19 +54,10 @@ MAY_BE_TYPED = (
 # Added to the name of a set of tasks if the policy is as it was before SFT and GRPO, or
 # samples instead of taking the likeliest token.
 BASE, SAMPLED = ", base", ", sampled"
-GAINED = (
-    "reward",
-    "exact",
-    "payoff",
-    "quality",
-    "turns_used",
-    "error_rate",
-    "any_error",
-)
 
 
 def evaluate_only(given: Config, typed: set[str]) -> None:
-    """Evaluate a run's checkpoint and its base; print each component, and the gains.
+    """Evaluate a run's checkpoint and its base; print each measure, and the gains.
 
     given: the Config of the command line, whose eval_only names the run folder; typed:
     the names of the flags that were typed. SystemExit or ValueError with one sentence
@@ -85,7 +73,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     check(cfg)  # your own class may no longer have the level
     sets, seeds = chosen_tasks(cfg, given, typed)
     preflight(cfg)
-    run_folder.tell_changed(saved, cfg.env)
+    if not run_folder.trained_with(saved, cfg.env):
+        print(f"{cfg.env}: its code or its rows have changed since this run was trained")
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     lora = cfg.lora_rank, cfg.lora_alpha
     policy = load_checked(path, *lora, cfg.device, cfg.seed, cfg.today, cfg.dtype)
@@ -95,14 +84,10 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     # Freshly loaded, its adapter adds nothing: this is the base.
     play_ways(cfg, policy, rollouts, sets, seeds, folder, 0, BASE)
     with records.foreign(folder):
-        update = load_checkpoint(saved, policy)[1]["updates"]  # Adam's moments go
+        update = run_folder.load_checkpoint(saved, policy)[1]["updates"]  # Adam's moments go
     print(f"{folder} after {update} updates; {why}")
     play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
-    lines = records.lines(folder / "evals.jsonl")[before:]
-    for line in lines:
-        if line["tasks"] in sets:  # greedy, with the adapter
-            print_components(line)
-    print_gains(lines)
+    print_results(records.lines(folder / "evals.jsonl")[before:])
     if (folder / "summary.json").exists():  # a run that is not finished has no report
         with records.foreign(folder):
             report.write(folder)
@@ -123,28 +108,21 @@ def play_ways(
             record_evaluation(folder, policy, groups, name, shown, "eval_only", update)
 
 
-def print_components(line: dict) -> None:
-    """Each measure in a line of evals.jsonl, with its interval."""
-    tasks, n = line["tasks"], len(line["reward"])
-    print(f"\n{tasks}: mean [95% interval], greedy, {n} tasks that were not trained on")
-    for name in tables.measures(line):
-        values = tables.values(line, name)
-        given = values[~np.isnan(values)]
-        print(f"  {name:22} {tables.cell(name, given)}, n={len(given)}")
+def print_results(lines: list[dict]) -> None:
+    """Each measure of each set with its interval, and what the adapter gains.
 
-
-def print_gains(lines: list[dict]) -> None:
-    """What the adapter gains on each set, paired: both played the same tasks."""
+    lines: of evals.jsonl, for each set one of the base and one of the adapter. Both played the same
+    tasks, so the gain is paired.
+    """
     rows, found = [], {line["tasks"]: line for line in lines}
     for tasks in (name for name in found if not name.endswith(BASE)):
-        base, own = records.same_tasks(found[tasks + BASE], found[tasks])
-        for name in GAINED:
-            if name in own and (name == "reward" or own[name] != own["reward"]):
-                gain = metrics.gain(base[name], own[name])
-                means = [tables.cell(name, tables.values(line, name)) for line in (base, own)]
-                share = name in tables.PERCENT
-                change = gain.points() if share else gain.signed()
-                rows.append([tasks, tables.label(name), *means, change, str(gain.n)])
+        pair = records.same_tasks(found[tasks + BASE], found[tasks])
+        for name in tables.measures(*pair):
+            base, own = tables.paired(*pair, name)
+            gain = metrics.gain(base, own)
+            change = gain.points() if name in tables.PERCENT else gain.signed()
+            cells = [tables.cell(name, base), tables.cell(name, own), change, str(gain.n)]
+            rows.append([tasks, tables.label(name), *cells])
     text = ["The same tasks, paired; greedy unless it says sampled; 95% intervals."]
     head = ["tasks", "", "without the adapter", "with it", "difference", "n"]
     print("\n" + tables.markdown([tables.section("What was learnt", text, head, rows)]))
@@ -166,10 +144,8 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     check(cfg)
     if "difficulty" in typed:
         cfg.eval_other_tiers = False
-    rules = ""
-    for rule, value in rules_of(cfg).items():
-        if value != own_rules[rule]:
-            rules += f", {rule.replace('_', ' ')} {value}"
+    typed_rules = {rule: x for rule, x in rules_of(cfg).items() if x != own_rules[rule]}
+    rules = "".join(f", {rule.replace('_', ' ')} {x}" for rule, x in typed_rules.items())
     if given.held_out:
         rules += ", held-out"
         print("held-out tasks: for a final table; choose nothing by them")

@@ -83,10 +83,12 @@ def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: 
         return line
     first, last = (sums(updated.passes[i]) for i in (0, -1))
     tokens = last["tokens"]
-    capped = cfg.importance in CAPPED
-    masked = cfg.importance in BANDS
-    known = {"kl_ref": cfg.kl > 0, "capped": capped, "masked": masked}
-    known["importance"] = capped or masked
+    known = {
+        "kl_ref": cfg.kl > 0,
+        "importance": cfg.importance in {*CAPPED, *BANDS},
+        "capped": cfg.importance in CAPPED,
+        "masked": cfg.importance in BANDS,
+    }
     line |= {name: last[name] / tokens for name in OF_LAST if known.get(name, True)}
     line |= {name: first[name] / tokens for name in OF_FIRST}
     if last["ended"]:

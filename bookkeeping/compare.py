@@ -34,7 +34,7 @@ is a bound, so that a table of hundreds of rows can still have a winner.
 import json
 import math
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +103,8 @@ def read(folder: Path) -> Run:
         raise ValueError(
             f"{folder}: the run has not finished; go on with python train.py --resume {folder}"
         )
-    machine = records.record(folder / "summary.json").get("machine", {})
-    config["environment_code"] = machine.get("environment_code")
+    summary = records.record(folder / "summary.json")
+    config["environment_code"] = summary.get("machine", {}).get("environment_code")
     return Run(records.clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
 
 
@@ -119,13 +119,10 @@ def group(runs: list[Run]) -> list[Arm]:
         key = json.dumps(flags, sort_keys=True)
         members.setdefault(key, {})[run.config["seed"]] = run
     flags = [json.loads(key) for key in members]
-    names = {name for f in flags for name in f}
-    varied = {name for name in names if len({str(f[name]) for f in flags if name in f}) > 1}
-    arms = []
-    for i, (own_flags, by_seed) in enumerate(zip(flags, members.values())):
-        words = [f"{name}={own_flags[name]}" for name in sorted(own_flags) if name in varied]
-        arms.append(Arm(chr(ord("A") + i), ", ".join(words) or "all runs", by_seed))
-    return arms
+    varies = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
+    label = lambda own: ", ".join(f"{x}={own[x]}" for x in sorted(own) if varies(x)) or "all runs"
+    letters = map(chr, count(ord("A")))
+    return [Arm(*arm) for arm in zip(letters, map(label, flags), members.values())]
 
 
 def finals(tasks: str, *arms: Arm) -> list[list[dict]]:
@@ -278,9 +275,8 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
 
 def paid_alike(a: Arm, b: Arm) -> bool:
     """Were both arms paid alike? If not, their rewards are different measures."""
-    names = ("reward", "environment_code", "set")
-    runs = [*a.runs.values(), *b.runs.values()]
-    return len({str([run.config.get(name) for name in names]) for run in runs}) == 1
+    paid = lambda run: str([run.config.get(x) for x in ("reward", "environment_code", "set")])
+    return len({*map(paid, [*a.runs.values(), *b.runs.values()])}) == 1
 
 
 # ---------------------------------------------------------------------------------------- the page
@@ -291,33 +287,31 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     runs = [run for arm in arms for run in arm.runs.values()]
     lines = {tasks: line for run in runs for tasks, line in run.final.items()}
     what = "exact" if all("exact" in line for line in lines.values()) else "reward"
-    members, verdicts = [], []
-    for arm in arms:
-        means = [final_mean(arm, tasks, what) for tasks in lines]
-        members.append(
-            [
-                f"**{arm.letter}**",
-                arm.label,
-                ", ".join(map(str, arm.runs)),
-                ", ".join(run.name for run in arm.runs.values()),
-                *(mean.text(*tables.scale(what)) if mean else "" for mean in means),
-            ]
-        )
-    for row in rows:
-        digits, scale, _ = tables.scale(row["what"])
-        verdicts.append(
-            [
-                tables.called(row),
-                row["what"],
-                f"{row['a'].letter} − {row['b'].letter}",
-                row["difference"].text(digits, scale, sign="+"),
-                row["over"],
-                str(row["difference"].n),
-                small(row["p"]),
-                small(row["corrected"]),
-                f"**{row['verdict']}**",
-            ]
-        )
+    means = [[final_mean(arm, tasks, what) for tasks in lines] for arm in arms]
+    members = [
+        [
+            f"**{arm.letter}**",
+            arm.label,
+            ", ".join(map(str, arm.runs)),
+            ", ".join(run.name for run in arm.runs.values()),
+            *(mean.text(*tables.scale(what)) if mean else "" for mean in of_arm),
+        ]
+        for arm, of_arm in zip(arms, means)
+    ]
+    verdicts = [
+        [
+            tables.called(row),
+            row["what"],
+            f"{row['a'].letter} − {row['b'].letter}",
+            row["difference"].text(*tables.scale(row["what"])[:2], sign="+"),
+            row["over"],
+            str(row["difference"].n),
+            small(row["p"]),
+            small(row["corrected"]),
+            f"**{row['verdict']}**",
+        ]
+        for row in rows
+    ]
     head = [
         "tasks",
         "measure",

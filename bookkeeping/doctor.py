@@ -141,6 +141,10 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
         ((evals[:k], EVALUATED) for k in range(1, len(evals) + 1)),
     )
     findings: dict[str, tuple[int, str]] = {}
+    name, steps = no_numbers(lines)
+    if steps:
+        evidence = f"{name} is not a finite number in {len(steps)} rows, first at {steps[0]}"
+        findings["not a number"] = (steps[0], evidence)
     for so_far, rules in moments:
         for name, evidence in signs(so_far, rules).items():
             explanations = findings.keys() - EXPLAINED.get(name, findings.keys())
@@ -148,8 +152,6 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
                 findings[name] = (so_far[-1]["update"], evidence)
     if "entropy collapse" in findings:  # it is why few groups have a signal
         findings.pop("few groups", None)
-    if "not a number" in findings:  # findings at later steps may come from it
-        findings["not a number"] = (no_numbers(lines)[1][0], findings["not a number"][1])
     return dict(sorted(findings.items(), key=lambda finding: finding[1][0]))
 
 
@@ -624,22 +626,11 @@ EVALUATED = [after_sft, after_grpo]
 # A run that still learns may look like this for a while, and a log may lack its beginning.
 
 
-def not_a_number(lines: Lines) -> Symptoms | None:
-    """NaN or infinity where a number should be.
-
-    If a norm never was a number but the run learns, the logger is at fault (no_numbers); if nothing
-    is learnt, the run is.
-    """
-    name, bad = no_numbers(lines)
-    if bad:
-        return {
-            "not a number": f"{name} is not a finite number in {len(bad)} rows, first at {bad[0]}"
-        }
-
-
 def no_numbers(lines: Lines) -> tuple[str, list[int]]:
     """(the first column that should be a number and is not, at which steps); or ("", []).
 
+    If a norm never was a number but the run learns, the logger is at fault; if nothing is learnt,
+    the run is.
     The KL may be no number now and then, if a batch had nothing to average, but not at the end.
     """
     learns = any(abs(rise(finite(lines, name))[3]) > SURE for name in ("reward", "loss"))
@@ -731,7 +722,6 @@ def warm_up(lines: Lines) -> Symptoms | None:
 
 
 AT_END = [
-    not_a_number,
     warm_up,
     entropy_collapse,
     pays_another_goal,

@@ -38,7 +38,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import get_type_hints
 
 import torch
 from filelock import FileLock, Timeout
@@ -70,13 +69,10 @@ MAY_CHANGE = (
     "gradient_checkpointing",
 )
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
-# {type of a flag: what config.json may hold for it}; other types are stored as they are
-SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-
-# This process's run folder, once it has one. What a run that did not finish says at its end depends
-# on what is in it (refusals.errors_in_one_sentence).
+# This process's run folder, once it has one. If the run does not finish, its last sentence names it
+# (refusals.errors_in_one_sentence).
 own: list[Path] = []
 
 
@@ -131,20 +127,9 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     return folder, claim(folder)
 
 
-def has_checkpoint() -> bool:
-    """May this process's run have saved a checkpoint? Only who has seen that there is none says so.
-
-    If not, messages must not promise one.
-    """
-    return any(not home.exists() or any(home.glob("checkpoint*/state.json")) for home in own)
-
-
 def how_to_go_on() -> str:
-    """The end of the message of a run that was stopped."""
-    if not own:
-        return "; nothing was written"
-    start = "" if has_checkpoint() else " (from its start: nothing was saved yet)"
-    return f"; go on with: python train.py --resume {own[0]}{start}"
+    """The end of the message of a run that was stopped, before or after its first checkpoint."""
+    return f"; go on with: python train.py --resume {own[0]}" if own else "; nothing was written"
 
 
 def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
@@ -185,15 +170,8 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
             "stopped before it began; check the path, or start the same command again"
         )
     lock = claim(folder)
-    saved = read(folder / "config.json")
-    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(command_line)).items()}
-    unknown = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
-    if unknown:
-        raise ValueError(
-            f"{folder}/config.json: there is no flag {unknown[0][:40]!a}, or not with that value; "
-            "check the path, or restore the file"
-        )
-    cfg = type(command_line)(**saved)
+    with foreign(folder / "config.json"):
+        cfg = type(command_line)(**read(folder / "config.json"))
     checkpoint = find_checkpoint(folder / "checkpoint")
     env = command_line.env
     same = env != cfg.env and FILES.sub(r"\1", env) == FILES.sub(r"\1", cfg.env)
@@ -257,12 +235,6 @@ def trained_with(saved: Path, env: str) -> bool:
     return str(read(saved / "state.json").get("code", "")).endswith(code_hash(env))
 
 
-def tell_changed(saved: Path, env: str) -> None:
-    """Say so if they are not."""
-    if not trained_with(saved, env):
-        print(f"{env}: its code or its rows have changed since this run was trained")
-
-
 def mend(folder: Path, keep: Callable = lambda line: True) -> None:
     """Rewrite the logs with the lines to keep, and without a last line that a kill cut in two.
 
@@ -305,11 +277,10 @@ def checksum(files: Iterable[Path]) -> str:
 def is_whole(folder: Path) -> bool:
     """Are a checkpoint's files those that were saved? Others in the folder do not count.
 
-    OSError if one is not there. Early checkpoints have no names in their checksum file.
+    OSError if one is not there.
     """
     total, *names = (folder / "checksum").read_text(encoding="utf-8").split()
-    named = [folder / Path(name).name for name in names]
-    return checksum(named or {*folder.glob("[!.]*")} - {folder / "checksum"}) == total
+    return checksum(folder / Path(name).name for name in names) == total
 
 
 def weights_hash(policy: Policy) -> str:
@@ -326,8 +297,7 @@ def weights_hash(policy: Policy) -> str:
 
 def refuse_base(saved: Path, policy: Policy) -> None:
     """SystemExit if a policy as it was loaded is not the base that a checkpoint belongs to."""
-    base = read(saved / "state.json").get("base")  # early checkpoints have none
-    if base and base != weights_hash(policy):
+    if read(saved / "state.json").get("base") != weights_hash(policy):
         raise SystemExit(
             f"{saved}: {policy.name} is not the model that this run was trained on, its weights "
             "are others; give that one with --model"

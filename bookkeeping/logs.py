@@ -217,13 +217,10 @@ def read(path: Path) -> Log:
         coding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         text += data.decode(coding, errors="replace") + "\n"
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # without colours
-    rows, logs = rows_of(plain.replace("\r", "\n")), []
-    for run in dict.fromkeys(row.get("run", "") for row in rows):
-        log = collect([row for row in rows if row.get("run", "") == run])
-        log.run = run
-        log.files = [str(file) for file in files]
-        if log.lines:
-            logs.append(log)
+    rows = rows_of(plain.replace("\r", "\n"))
+    runs = dict.fromkeys(row.get("run", "") for row in rows)
+    logs = [collect([row for row in rows if row.get("run", "") == run], run, files) for run in runs]
+    logs = [log for log in logs if log.lines]
     logged = {name for row in rows for name in row}
     if not logs or all(map(ANYBODYS.fullmatch, logged - BESIDES)):
         raise ValueError(
@@ -375,8 +372,8 @@ def counted(rows: list[Row]) -> list[Row]:
 # ------------------------------------------------------------------------------------------- a log
 
 
-def collect(rows: list[Row]) -> Log:
-    """Rows in order -> one Log under our names. Rows of one step are joined.
+def collect(rows: list[Row], run: str, files: list[Path]) -> Log:
+    """A run's rows in order -> one Log under our names. Rows of one step are joined.
 
     If one reward function, by its name, counts right answers, it becomes the column "goal".
     """
@@ -418,7 +415,7 @@ def collect(rows: list[Row]) -> Log:
         for name, n in gaps.items()
         if n
     ]
-    return Log(framework, lines, names, notes)
+    return Log(framework, lines, names, notes, [*map(str, files)], run=run)
 
 
 def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:

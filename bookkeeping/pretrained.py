@@ -83,10 +83,9 @@ def load_teacher(cfg, policy: Policy, prompt: list[int], opening: list[dict], en
     teacher.model.requires_grad_(False)
     same = teacher.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
     if not same or prompt_ids(teacher, opening, env.tools, env.think) != prompt:
-        what = "reads the same prompt as other tokens" if same else "has another tokenizer"
         raise ValueError(
-            f"--teacher {cfg.teacher}: it {what}, so it cannot judge the policy's tokens; give a "
-            "model with the policy's own tokenizer and chat template"
+            f"--teacher {cfg.teacher}: it has another tokenizer or chat template, so it cannot "
+            "judge the policy's tokens; give a model with the policy's own"
         )
     return teacher
 
@@ -131,7 +130,7 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def check_tokenizer(policy: Policy) -> None:
-    """ValueError if it cannot write replies, has tokens that the model lacks, or a bad template."""
+    """ValueError if it cannot write replies, or has no chat template that works."""
     tokenizer = policy.tokenizer
     probe = (  # the characters of replies in our environments
         'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
@@ -143,13 +142,6 @@ def check_tokenizer(policy: Policy) -> None:
         raise ValueError(
             f"its tokenizer cannot write {probe!r}, it comes back as {back!r}; use a model that "
             "knows these characters"
-        )
-    last = max(tokenizer.get_vocab().values())
-    rows = policy.lm.get_input_embeddings().weight.shape[0]
-    if last >= rows:
-        raise ValueError(
-            f"its tokenizer has a token {last} and the model embeds {rows}; the two do not belong "
-            "together"
         )
     try:
         tokenizer.apply_chat_template(

@@ -23,15 +23,12 @@ WINDOWS = os.name == "nt"
 
 
 def an_object(text: bytes, place: str) -> dict:
-    """The JSON object in `text`; ValueError names the place if there is none.
+    """The JSON object in `text`; ValueError names the place if it is no JSON.
 
     NaN, which a browser cannot read, becomes None.
     """
     try:
-        value = json.loads(text.decode("utf-8"), parse_constant=lambda _: None)
-        if isinstance(value, dict):
-            return value
-        raise ValueError("an object is expected")
+        return json.loads(text.decode("utf-8"), parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{place} is damaged ({error}); mend or restore it, or give another run"
@@ -211,7 +208,8 @@ def save_episodes(folder: Path, update: int, stage: str, policy, groups, ratios=
                 "member": i,
                 "seed": e.seed,
                 "reward": e.reward,
-                "advantage": None if stage else mean_advantage(e),
+                # the mean over its tokens: usually they have one number
+                "advantage": None if stage else round(sum(e.advantages) / len(e.advantages), 4),
                 "components": e.components,
                 "stop_reason": e.stop_reason,
                 "error": e.error,
@@ -223,11 +221,6 @@ def save_episodes(folder: Path, update: int, stage: str, policy, groups, ratios=
             }
             append(folder / "episodes.jsonl", record)
     thin(folder / "episodes.jsonl")
-
-
-def mean_advantage(episode) -> float:
-    """The mean of the advantages of an episode's tokens: usually they are one number."""
-    return round(sum(episode.advantages) / max(1, len(episode.advantages)), 4)
 
 
 def segments(policy, episode, ratios: list[float] | None) -> Iterator[dict]:

@@ -329,10 +329,6 @@ def seeds_of(cfg: Config) -> int:
 def check_level(cfg: Config) -> None:
     """Your own class is trained at its last level, or at the one that you type."""
     levels = levels_of(cfg.env)
-    if not isinstance(levels, list | tuple) or any(type(one) not in (int, str) for one in levels):
-        raise ValueError(
-            f"levels of {cfg.env} must be numbers or words in a list; see docs/fork.md"
-        )
     found = {str(one): one for one in levels or [0]}
     fill(cfg, {"difficulty": list(found.values())[-1]})
     if str(cfg.difficulty) not in found:
@@ -379,16 +375,11 @@ def answer_of(found) -> tuple[list[dict], bool]:
 
 def numbers_of(found) -> dict[str, float]:
     marks = dict(found)
-    turn_rewards = marks.pop("turn_rewards", None)
+    of_turns = [float(reward) for reward in marks.pop("turn_rewards", ())]
     marks = {text_of(name): float(value) for name, value in marks.items()}
-    if not (math.isfinite(marks["reward"]) and TAKEN.isdisjoint(marks)):
+    if not (all(map(math.isfinite, (marks["reward"], *of_turns))) and TAKEN.isdisjoint(marks)):
         raise ValueError
-    if turn_rewards is None:
-        return marks
-    turn_rewards = [float(reward) for reward in turn_rewards]
-    if not all(map(math.isfinite, turn_rewards)):
-        raise ValueError
-    return marks | {"turn_rewards": turn_rewards}
+    return marks | {"turn_rewards": of_turns} if "turn_rewards" in found else marks
 
 
 ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answer should be)
@@ -400,7 +391,7 @@ ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answ
     "step": (
         answer_of,
         "(new messages, is it over?), with a message to answer unless it is over; new ones only, "
-        "so neither the replies (role assistant) nor the opening",
+        "so no replies (role assistant)",
     ),
     "score": (
         numbers_of,
@@ -415,7 +406,7 @@ class Guarded:
     """An environment whose methods raise only EnvironmentFailed: one line says what and where."""
 
     def __init__(self, env):
-        self.env, self.opening = env, None
+        self.env = env
 
     def __getattr__(self, name: str):
         if name in ANSWERS:
@@ -427,19 +418,13 @@ class Guarded:
         read, right = ANSWERS[method]
         found = getattr(self.env, method)(*given)
         try:
-            answer = read(found)
-            if method == "reset":
-                self.opening = answer
-            goes_on = method == "step" and not answer[1]
-            if goes_on and answer[0][: len(self.opening)] == self.opening:
-                raise ValueError
+            return read(found)
         except Exception:
             if isinstance(found, dict) and (taken := TAKEN & found.keys()):
                 right = f"a dict without {min(taken)!r}, which is a column of the logs: rename it"
             raise rollout.EnvironmentFailed(
                 f"{place(self.env, method)} returned {shown(found)}; it should return {right}"
             ) from None
-        return answer
 
 
 def attempt(seconds: float, call: Callable, *given):
@@ -591,27 +576,30 @@ def with_place(error: Exception) -> str:
 
 
 SENTENCES = (ValueError, machine.CannotGoOn, rollout.EnvironmentFailed)
-# (is it this one?, what went wrong, what to do with a checkpoint, and without one)
+# (is it this one?, what went wrong and what to do). If there is no checkpoint yet, --resume begins
+# the run again.
 KNOWN = (
-    (lambda error: isinstance(error, SENTENCES), with_place, "", ""),
+    (lambda error: isinstance(error, SENTENCES), with_place),
     (
         machine.out_of_memory,
-        lambda error: f"out of GPU memory ({(str(error).splitlines() or [''])[0]})",
-        "; the last checkpoint is kept: --resume it with a lower --micro-tokens, or start again "
-        "with --gradient-checkpointing",
-        "; start again with a lower --micro-tokens, or with --gradient-checkpointing",
+        lambda error: (
+            f"out of GPU memory ({(str(error).splitlines() or [''])[0]}); give a lower "
+            f"--micro-tokens, or --gradient-checkpointing{folder.how_to_go_on()}"
+        ),
     ),
     (
         lambda error: isinstance(error, FloatingPointError),
-        lambda error: f"training stopped: {error}",
-        "; the last good checkpoint is kept for --eval-only; start a new run with a lower --lr",
-        "; nothing was saved yet; start again with a lower --sft-lr",
+        lambda error: (
+            f"training stopped: {error}; start a new run with a lower --lr, or --sft-lr "
+            "if it was in SFT"
+        ),
     ),
     (
         lambda error: isinstance(error, OSError) and error.errno is not None,
-        lambda error: f"{error.strerror}: {error.filename or 'writing the run folder'}",
-        "; the last checkpoint is kept; free some space or fix the path, then --resume",
-        "; nothing was saved yet; free some space or fix the path, then start again",
+        lambda error: (
+            f"{error.strerror}: {error.filename or 'writing the run folder'}; free some "
+            f"space or fix the path{folder.how_to_go_on()}"
+        ),
     ),
 )
 
@@ -620,8 +608,7 @@ KNOWN = (
 def errors_in_one_sentence():
     """Turn known failures of a run into SystemExit with one sentence.
 
-    The sentence mentions a checkpoint only if there is one. The whole traceback of any error is
-    kept in the run's train.log.
+    The whole traceback of any error is kept in the run's train.log.
     """
     folder.own.clear()
     try:
@@ -633,10 +620,9 @@ def errors_in_one_sentence():
         with suppress(OSError):  # the disk may be full
             for run in folder.own:
                 note(run, "\n".join(map(printable, traceback.format_exc().splitlines())))
-        for fits, what, if_kept, if_none in KNOWN:
+        for fits, sentence in KNOWN:
             if fits(error):
-                cure = if_kept if folder.has_checkpoint() else if_none
-                raise SystemExit(what(error) + cure) from None
+                raise SystemExit(sentence(error)) from None
         raise
     finally:
         if folder.own and sys.stderr.isatty():

@@ -59,8 +59,6 @@ def may_fail():
     """Print a failure, and let the run go on: wandb may have died, or not be installed."""
     try:
         yield
-    except ModuleNotFoundError:
-        tqdm.write("wandb is not installed; the run's own logs have the same numbers")
     except Exception as error:
         tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
@@ -140,15 +138,11 @@ class Run:
         Flags cannot show that score_reply was edited between two runs, so the state keeps a hash of
         the environment's code; bookkeeping/compare.py uses it.
         """
-        base, code = self.state.base, self.state.code
+        code = self.state.code
         run_folder.refuse_base(self.saved, policy)
         self.after_sft, state = run_folder.load_checkpoint(self.saved, policy, optimizer)
         with records.foreign(self.saved):
-            fresh, self.state = State(), State(**state)
-            # A checkpoint of an older version may lack a count.
-            self.state.seconds = fresh.seconds | self.state.seconds
-            self.state.tokens = fresh.tokens | self.state.tokens
-            self.state.base = base
+            self.state = State(**state)
             self.began -= self.state.seconds["total"]
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
@@ -233,12 +227,8 @@ class Run:
         state.tokens["trained"] += line["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
-        if self.wandb:
-            log_wandb(
-                self.wandb,
-                line | {"waiting": waited(line) / (waited(line) + line["seconds_train"])},
-                self.cfg.sft_steps,
-            )
+        waiting = waited(line) / (waited(line) + line["seconds_train"])
+        log_wandb(self.wandb, line | {"waiting": waiting}, self.cfg.sft_steps)
         minutes = self.minutes_left()
         left = f", {minutes:.0f} min left" if state.updates < self.cfg.updates else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
@@ -271,12 +261,11 @@ class Run:
         """One level up if this one is surely good enough (settings.promote_of), else the same."""
         cfg, level = self.cfg, self.state.level
         measure, enough = promote_of(cfg.env)
-        if not cfg.curriculum or level == cfg.difficulty:
-            return level
-        if not settled.passed(self.rewards(measure), enough):
-            return level
-        levels = levels_of(cfg.env)
-        return levels[levels.index(level) + 1]
+        climbs = cfg.curriculum and level != cfg.difficulty
+        if climbs and settled.passed(self.rewards(measure), enough):
+            levels = levels_of(cfg.env)
+            level = levels[levels.index(level) + 1]
+        return level
 
     def finished(self) -> bool:
         """Are the updates done? Both ends may wait for the training reward to settle."""
@@ -300,19 +289,17 @@ class Run:
             [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)],
         )
         self.state.sft = {"loss_first": losses[0], "loss_last": losses[-1]}
-        if self.wandb:
-            for step, loss in enumerate(losses, 1):
-                log_wandb(self.wandb, {"update": 0, "sft/step": step, "sft/loss": loss}, step)
+        for step, loss in enumerate(losses, 1):
+            log_wandb(self.wandb, {"update": 0, "sft/step": step, "sft/loss": loss}, step)
 
     def log_evaluation(self, policy, groups, tasks: str, trained: bool, stage: str) -> None:
         """Record an evaluation of one set of tasks; also in wandb."""
         done = self.state.updates
         found = record_evaluation(self.folder, policy, groups, tasks, trained, stage, done)
-        if self.wandb:
-            # Before and after SFT are both update 0.
-            when, rows = ("before", 0) if stage == "before" else ("eval", self.cfg.sft_steps)
-            means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
-            log_wandb(self.wandb, {"update": done, **means}, rows)
+        # Before and after SFT are both update 0.
+        when, rows = ("before", 0) if stage == "before" else ("eval", self.cfg.sft_steps)
+        means = {f"{when}/{tasks}/{name}": x.mean for name, x in found.items()}
+        log_wandb(self.wandb, {"update": done, **means}, rows)
 
     def look_at_evaluations(self) -> None:
         """Let the doctor see them."""
@@ -451,18 +438,16 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 def left_out(found: dict, max_tokens: int) -> dict[str, str]:
     """{symptom: sentence} about demonstrations that sft() did not show."""
     n, beyond, long = found["demonstrations"], found["beyond_context"], found["too_long"]
-    warnings = {}
-    if beyond:
-        warnings["beyond the context"] = (
-            f"{beyond} of {n} demonstrations are longer than the model's context and are left out"
-        )
-    if long:
-        fate = "left out" if long + beyond < n else "shown, as there are no others"
-        warnings["too long"] = (
-            f"{long} of {n} demonstrations have a reply longer than --max-tokens {max_tokens}, "
-            f"which RL would cut; they are {fate}"
-        )
-    return warnings
+    fate = "left out" if long + beyond < n else "shown, as there are no others"
+    warnings = {
+        "beyond the context": (beyond, "are longer than the model's context and are left out"),
+        "too long": (
+            long,
+            f"have a reply longer than --max-tokens {max_tokens}, which RL would cut; they are "
+            f"{fate}",
+        ),
+    }
+    return {x: f"{few} of {n} demonstrations {why}" for x, (few, why) in warnings.items() if few}
 
 
 def one_line(line: dict) -> str:
@@ -573,8 +558,12 @@ def open_wandb(cfg, folder: Path):
 
 @may_fail()
 def log_wandb(run, line: dict, rows: int = 0) -> None:
-    """A row of wandb's. A curve's step is the update; SFT's rows stand before the first one."""
-    run.log(line, step=rows + line["update"])
+    """A row of wandb's, if there is a run of it.
+
+    A curve's step is the update; SFT's rows stand before the first one.
+    """
+    if run:
+        run.log(line, step=rows + line["update"])
 
 
 @may_fail()

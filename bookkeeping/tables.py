@@ -216,8 +216,7 @@ def cell(name: str, v: np.ndarray) -> str:
 
 
 def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:
-    """more: folded, on the page; listed: the sentences are a list; episode: the number of one that
-    can be looked at."""
+    """more: folded, on the page; listed: the sentences are a list."""
     return {"title": title, "text": text, "head": list(head), "rows": list(rows), **more}
 
 

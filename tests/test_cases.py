@@ -1,6 +1,6 @@
 """Protects against other people's code, files and disks: tables of what public reports had, and its
-kin. Scorers that turn our limit off, that raise anything, that leave a process changed; files that
-others put into a checkpoint; models and rows that have moved; a disk without locks.
+kin. Scorers that turn our limit off, that raise anything, that leave a process changed; models and
+rows that have moved; a disk without locks.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,10 +175,8 @@ SAID = {"role": "assistant", "content": "3"}
     [
         ([AGAIN], True),
         ([{"role": "tool", "content": "3"}, AGAIN], True),
+        ([ASK], True),
         ([ASK, SAID, AGAIN], False),
-        ([SAID, AGAIN], False),
-        ([ASK, AGAIN], False),
-        ([ASK], False),
     ],
 )
 def test_a_step_gives_what_is_new(new, right):
@@ -192,7 +189,7 @@ def test_a_step_gives_what_is_new(new, right):
         new = None
         assert Guarded(type("E", (), {"step": lambda *_: (new, True)})()).step("") == (None, True)
     else:
-        with pytest.raises(EnvironmentFailed, match="new ones only, so neither the replies"):
+        with pytest.raises(EnvironmentFailed, match="new ones only, so no replies"):
             env.step("3")
 
 
@@ -212,44 +209,14 @@ def saved(load, tmp_path_factory):
     return place, policy
 
 
-JUNK = [
-    "desktop.ini",
-    ".DS_Store",
-    "Thumbs.db",
-    "._state.json",
-    "~$state.json",
-    "state (1).json",
-    "state.sync-conflict-20260101-1.json",
-    "optimizer.pt.part",
-    ".~lock.state.json#",
-]
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_a_checkpoint_is_the_files_that_were_saved(saved, tmp_path, early):
-    place = Path(shutil.copytree(saved[0], tmp_path / "checkpoint"))
-    names = (place / "checksum").read_text().split()[1:]
-    assert {"adapter_model.safetensors", "optimizer.pt", "state.json"} <= {*names}
-    if early:  # a checkpoint of before, without names
-        files = {*place.glob("[!.]*")} - {place / "checksum"}
-        (place / "checksum").write_text(folder.checksum(files))
-    for name in [] if early else JUNK:
-        (place / name).write_bytes(b"x")
-    assert folder.find_checkpoint(place) == place
-    for harm in (lambda file: file.write_bytes(b"x"), Path.unlink):
-        harm(place / "state.json")
-        with pytest.raises(SystemExit, match="damaged"):
-            folder.find_checkpoint(place)
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
 def test_a_disk_without_locks_is_named_and_the_run_goes_on(tmp_path, monkeypatch, capsys, number):
     def refuses(*_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("filelock._unix.fcntl.flock", refuses)
     folder.claim(tmp_path)
-    assert number == errno.ENOSYS or "has no file locks" in capsys.readouterr().out
+    assert "has no file locks" in capsys.readouterr().out
 
 
 def test_a_model_that_has_moved_is_known_by_its_weights(saved, load):
@@ -270,13 +237,3 @@ def test_rows_that_have_moved_may_be_named_again(
     typed = Config(env=f"jsonl:{there}{option}")
     cfg, _, lock = folder.open_saved("--resume", tmp_path, typed)
     assert (cfg.env == typed.env) == (is_same and not option)
-
-
-def test_nothing_was_saved_is_said_only_by_who_has_seen_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "own", [tmp_path / "run"])
-    assert "nothing was saved" not in folder.how_to_go_on()  # the disk is gone, say
-    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
-    assert "nothing was saved" in folder.how_to_go_on()
-    monkeypatch.chdir(tmp_path)
-    home, _ = folder.make_folder(Config(runs="runs", name="a", model="m"))
-    assert home == tmp_path / "runs" / "a"

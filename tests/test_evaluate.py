@@ -10,7 +10,7 @@ import pytest
 import metrics
 import train
 from bookkeeping import tables
-from bookkeeping.again import print_components
+from bookkeeping.again import print_results
 from bookkeeping.records import lines
 from bookkeeping.run import passes_of_sft, probe_report, record_evaluation
 from evaluate import eval_line, summarize
@@ -82,14 +82,6 @@ def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tm
     assert kept[0]["segments"][-1]["logprobs"] == [-0.5, -0.25]
 
 
-@pytest.mark.parametrize("best, kept", [(9, [*range(8), 9]), (3, list(range(8)))])
-def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_path, best, kept):
-    played = [episode(-1.0 + 0.5 * (i == best), payoff=0.5) for i in range(10)]
-    played.append(episode(stop="error"))  # its 0 is not the best reward
-    judged(tiny, tmp_path, {"medium": (True, played)}, 11)
-    assert [e["seed"] - DEV_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
-
-
 def test_where_every_episode_broke_there_is_no_result_and_the_first_error_is_told(tiny, tmp_path):
     with pytest.raises(ValueError, match="every episode ended in an error .Lost: it.*--resume"):
         judged(tiny, tmp_path, {"mine": (True, [episode(stop="error"), episode(stop="error")])}, 2)
@@ -111,11 +103,13 @@ def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_m
     assert line["turn_1"] == [0.5, 1.0, 0.0] and line["turn_2"] == [None, 0.25, 0.75]
     found = tables.average(tables.values(line, "turn_2"))
     assert found == metrics.mean([0.25, 0.75]) and "turn_2" in tables.measures(line)
-    print_components(line)
+    print_results([line | {"tasks": "mine, base"}, line])
     rows = capsys.readouterr().out.splitlines()
-    assert f"  turn_2                 {found.text(3)}, n=2" in rows
-    print_components(eval_line(0, "final", "mine", True, [episode(0.5, turns_used=25.0)] * 3))
-    assert "turns_used             25, always, n=3" in capsys.readouterr().out
+    (row,) = [row for row in rows if row.startswith("| mine | turn 2 |")]
+    assert f"| {found.text(3)} | {found.text(3)} | +0.000 [" in row and row.endswith("| 2 |")
+    always = eval_line(0, "final", "mine", True, [episode(0.5, turns_used=25.0)] * 3)
+    print_results([always | {"tasks": "mine, base"}, always])
+    assert "| mine | turns used | 25, always | 25, always | " in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------- a training batch

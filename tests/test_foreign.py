@@ -170,7 +170,7 @@ def test_odd_ways_to_write_a_log_are_read(text, found):
 )
 def test_a_resume_goes_on_at_the_step_whose_epoch_it_is(epochs, steps, note):
     rows = [{"loss": 0.1, "reward": 0.5, "kl": 0.0, "epoch": epoch} for epoch in epochs]
-    log = logs.collect(logs.rows_of("\n".join(map(str, rows))))
+    log = logs.collect(logs.rows_of("\n".join(map(str, rows))), "", [])
     assert [line["update"] for line in log.lines] == steps
     assert log.notes == [note] * bool(note)
 
@@ -319,7 +319,7 @@ def test_public_reports_are_judged_as_their_answers_did(tmp_path, case):
 
 def test_a_kl_is_left_out_only_of_an_asynchronous_log_of_trl():
     verl = {"critic/score/mean": 0.5, "actor/lr": 1e-6, "actor/kl_loss": 0.1, "step": 1.0}
-    assert "kl_ref" in logs.collect([verl | {"kl": 0.1, "ratio": 1.0}]).names
+    assert "kl_ref" in logs.collect([verl | {"kl": 0.1, "ratio": 1.0}], "", []).names
 
 
 # ------------------------------------------------------------------------------------ what it says

@@ -456,7 +456,7 @@ def test_held_out_tasks_are_no_others_tasks(whole, monkeypatch):
     seen = []
     take = lambda cfg, policy, rollouts, sets, seeds, *rest: seen.append(seeds)
     monkeypatch.setattr(again, "play_ways", take)
-    monkeypatch.setattr(again, "print_gains", lambda lines: None)
+    monkeypatch.setattr(again, "print_results", lambda lines: None)
     given = settings.Config(eval_only=str(whole), held_out=True, eval_n=512)
     again.evaluate_only(given, {"eval_only", "held_out", "eval_n"})
     cfg = settings.Config(**read(whole / "config.json"))

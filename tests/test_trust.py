@@ -209,10 +209,10 @@ def test_a_checkpoint_is_data(run, tmp_path, monkeypatch, what):
     with chdir(run / "checkpoint"):
         PLANTED[what](Bomb(tmp_path / "marker"))
     # as whoever plants something would
-    (run / "checkpoint" / "checksum").write_text(
-        checksum({*(run / "checkpoint").iterdir()} - {run / "checkpoint" / "checksum"})
-    )
-    assert find_checkpoint(run / "checkpoint") is not None
+    kept = run / "checkpoint" / "checksum"
+    files = {*(run / "checkpoint").iterdir()} - {kept}
+    kept.write_text("\n".join([checksum(files), *(file.name for file in files)]))
+    assert find_checkpoint(run / "checkpoint") == run / "checkpoint"
     assert "checkpoint" in python(monkeypatch, "train.py", "--resume", run, "--no-wandb")
     if what in ("bomb", "pickle"):  # neither reads the optimizer
         assert python(monkeypatch, "train.py", "--eval-only", run) == ""
