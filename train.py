@@ -94,7 +94,10 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         last = run.finished()
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
-        if state.updates % cfg.save_every == 0 or last or run.stop_asked():
+        due = state.updates % cfg.save_every == 0 or run.stop_asked()
+        # With --sync-every the sampler may have older weights, which no checkpoint has:
+        # save when it gets new ones, or the run could not go on from there.
+        if last or (due and state.updates % cfg.sync_every == 0):
             run.save(policy, optimizer, how, groups)  # and two groups, to be read
         run.end_if_asked()  # after Ctrl-C it has saved and ends here (see --resume)
     evaluate("final")
