@@ -132,7 +132,7 @@ CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not 
 BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
-def correct_for_age(batch: Batch, output: Output, cfg) -> None:
+def set_old_logprobs(batch: Batch, output: Output, cfg) -> None:
     """Set what the ratio divides by and what samples weigh, at a batch's first pass.
 
     If the policy that sampled is the one being trained, you can skip this: every ratio

@@ -27,7 +27,7 @@ is plain Python and knows nothing of tokens or tensors:
     expert_reply() -> str      what SFT imitates
     think                      may a reply think?
     tools                      JSON schemas, or None
-    max_turns                  1, if an episode is always one turn
+    max_turns                  1: an episode is one turn (left out: any number)
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -48,9 +48,9 @@ from typing import ClassVar
 
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
-    # A task asks for one letter or, with probability p_several, for several. How many
-    # is drawn between fewest and most, then held to 2 … 26. (The numbers are those of
-    # Atropos. So tier 10, which draws 35 to 50, always asks for all 26.)
+    # A task asks for one letter or, with probability p_several, for several: as many
+    # as are drawn between fewest and most, but at least 2 and at most 26. (The numbers
+    # are those of Atropos. So tier 10, which draws 35 to 50, always asks for all 26.)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -193,17 +193,21 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     # 2. For a single letter, the answer is an integer.
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
-    # 3. For several, a JSON object. It is read as a tuple of pairs: a dict would hide
-    # that a letter was answered twice. JSON lists stay lists.
+    # 3. For several, a JSON object.
     try:
-        pairs = json.loads(body, object_pairs_hook=tuple)
+        answer = json.loads(body, object_pairs_hook=each_letter_once)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return None
-    if type(pairs) is not tuple or len({key for key, _ in pairs}) != len(pairs):
+    if type(answer) is not dict:
         return None
     # 4. Each count is an integer. isinstance(True, int) holds, so types are compared.
-    if not all(type(value) is int for _, value in pairs):
-        return None
+    return answer if all(type(n) is int for n in answer.values()) else None
+
+
+def each_letter_once(pairs: list[tuple]) -> dict:
+    """A JSON object. json would let {"a": 3, "a": 4} pass as {"a": 4}."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a letter was answered twice")
     return dict(pairs)
 
 
@@ -222,18 +226,16 @@ def score_reply(
 
     `exact` is 1 only if every count is right, whichever reward is paid.
     """
-    several = len(task.letters) > 1
+    truth = dict(zip(task.letters, task.counts))
+    several = len(truth) > 1
     answer = parse_answer(reply, several)
     if not think and not is_one_block(reply, "answer", LONGEST_REPLY):
         answer = None
-    # The share of the counts that are right; a single one is right or wrong.
-    truth = dict(zip(task.letters, task.counts))
-    if not several:
-        fraction = float(answer == task.counts[0])
-    elif answer is not None and answer.keys() == truth.keys():
+    if answer is not None and not several:  # one number: as if for several letters
+        answer = {task.letters[0]: answer}
+    fraction = 0.0  # the share of the counts that are right
+    if answer is not None and answer.keys() == truth.keys():
         fraction = sum(answer[c] == truth[c] for c in truth) / len(truth)
-    else:
-        fraction = 0.0
     partial = 0.0 if answer is None else 0.1 + 0.9 * fraction
     exact = float(fraction == 1.0)
     habit = habit_of(reply)  # logged only: habits pay nothing

@@ -12,8 +12,8 @@ same teaches nothing (its advantages are 0) and is skipped.
 
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
 policy either. There is one optimizer step per batch by default, so the importance ratio
-(how likely a token is now, divided by how likely it was when it was sampled) is 1 and
-clipping never acts.
+(how likely a token is now, divided by how likely it was when it was sampled) is 1, but
+for rounding, and clipping never acts.
 
 Watch the reward and grad_norm, not the printed loss. With a ratio of 1, grpo's loss is
 minus the mean advantage, about 0 in every update. Its gradient is not 0: the ratio
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from batch import Batch, collate, correct_for_age, cut
+from batch import Batch, collate, cut, set_old_logprobs
 from policy import PLAIN, How, Output, Policy, take_step, with_weights
 from rollout import Episode
 
@@ -208,7 +208,7 @@ NO_CLIP = (math.inf, math.inf)
 
 # To add a loss, add a row, and a function if it has a new form; then --loss NAME.
 LOSSES = {
-    # Williams 1992
+    # Williams 1992, with advantages: --baseline none makes it his
     "reinforce": Loss(reinforce, clip=NO_CLIP),
     # Shao 2024, eq. 3, with PPO's ε
     "grpo": Loss(clipped_surrogate, weight="episode"),
@@ -272,7 +272,7 @@ def update(
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
             output = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
             if batch.old_logprobs is None:  # at a batch's first pass
-                correct_for_age(batch, output, cfg)  # sets what the ratio divides by
+                set_old_logprobs(batch, output, cfg)  # what the ratio divides by
             ratio = RATIOS[spec.ratio](batch, output)  # [M]
             gain = spec.gain(batch, output, ratio, spec.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
@@ -347,7 +347,7 @@ def micro_batches(
 
 
 def token_ratio(batch: Batch, output: Output) -> torch.Tensor:
-    """Each token's probability now, over the old one (correct_for_age): [M]."""
+    """Each token's probability now, over the old one (set_old_logprobs): [M]."""
     return (output.logprobs - batch.old_logprobs).exp()
 
 

@@ -144,12 +144,14 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 # ----------------------------------------------------------- the loop (book: train.py)
 def main(seed: int, updates: int) -> None:
     """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
-    # Each update takes the next TASKS tasks; a seed has enough for 100,000 updates. The
-    # check: they must not reach the numbers of the SFT tasks.
+    # Each update takes the next TASKS tasks; a seed has enough for 100,000 updates.
+    # The tasks of SFT follow those of the last seed.
     first = seed * 100_000 * TASKS
-    if not 0 <= first <= SFT_SEEDS[0] - updates * TASKS:
+    last_seed = SFT_SEEDS[0] // (100_000 * TASKS) - 1
+    if not (0 <= seed <= last_seed and updates <= 100_000):
         sys.exit(
-            f"pico.py: --seed: choose 0 to {SFT_SEEDS[0] // (100_000 * TASKS) - 1}"
+            f"pico.py: choose a --seed from 0 to {last_seed}, and at most 100,000 "
+            "--updates"
         )
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
@@ -219,9 +221,9 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     its tokens. The loss is minus their sum; main divides it by the number of replies.
 
     The weights have not moved since the replies were drawn. With several steps per
-    batch they would. For that, grpo.py multiplies by a ratio, how much likelier the
-    token has become, and clips it. For fresh samples the ratio is 1, and the gradient
-    is the same as here.
+    batch they would. For that, grpo.py puts a ratio in place of the log-prob: how much
+    likelier the token has become, clipped. For fresh samples the ratio is 1, and its
+    gradient is that of the log-prob.
     """
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
     gain = logp * advantages[row_of]  # [M]

@@ -64,7 +64,7 @@ class Episode:
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
-    # For samples of an older policy (batch.correct_for_age); leave them for later.
+    # For samples of an older policy (batch.set_old_logprobs); leave them for later.
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
     messages: list[dict] = field(default_factory=list)  # as text, to read
@@ -155,8 +155,8 @@ def sample_each(
 
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
-    # Keep the sampler's cache if the episode may have another turn, which then reads
-    # only what is new. (An environment without max_turns does not say.)
+    # Unless max_turns is 1, the sampler keeps its cache, so that the next turn reads
+    # only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
     limits = (max_tokens, temperature)
     groups = with_one_prompt(players)
@@ -190,8 +190,8 @@ def context_of(policy: Policy) -> int:
     Some models read longer texts in another way (rope_switch); they count as too long.
     """
     config = policy.lm.config.get_text_config()
-    limits = getattr(config, "max_position_embeddings", None), rope_switch(config)
-    return min(filter(None, limits), default=UNLIMITED)
+    limits = [getattr(config, "max_position_embeddings", None), rope_switch(config)]
+    return min([n for n in limits if n], default=UNLIMITED)
 
 
 def still_playing(players: list[Player]) -> list[Player]:
@@ -211,7 +211,7 @@ def open_group(
 
     longest_prompt: the most tokens that it may have.
     """
-    group = [Player(Episode(seed, number), None, n) for n in range(k)]
+    group = [Player(Episode(seed, number), env=None, member=n) for n in range(k)]
     for p in group:
         with end_on_failure(p.episode):
             p.env = new_env()
@@ -220,7 +220,7 @@ def open_group(
     if not ready:
         return group
     opening, env = ready[0].episode.messages, ready[0].env
-    # Not in end_on_failure: a template that fails here would fail for every task.
+    # Outside of end_on_failure, because a template that fails here fails for all tasks.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     for p in ready:
         with end_on_failure(p.episode):

@@ -99,7 +99,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # save when it gets new ones, or the run could not go on from there.
         if last or (due and state.updates % cfg.sync_every == 0):
             run.save(policy, optimizer, how, groups)  # and two groups, to be read
-        run.end_if_asked()  # after Ctrl-C it has saved and ends here (see --resume)
+        run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
     evaluate("final")
     rollouts.close()
     return run.write_report()
