@@ -385,7 +385,7 @@ TABLES: dict[str, Callable[[], str]] = {
         stages(
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
-            sft_states="more of these, for as many tokens as RL",
+            sft_states="more steps on these, as many tokens as RL",
             rft="the warm-up's own right answers, drawn once and imitated",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
