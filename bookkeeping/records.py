@@ -208,8 +208,8 @@ def save_episodes(folder: Path, update: int, stage: str, policy, groups, ratios=
                 "member": i,
                 "seed": e.seed,
                 "reward": e.reward,
-                # the mean over its tokens: usually they have one number
-                "advantage": None if stage else round(sum(e.advantages) / len(e.advantages), 4),
+                # the mean over its tokens, which usually have one number
+                "advantage": None if stage else mean_of(e.advantages),
                 "components": e.components,
                 "stop_reason": e.stop_reason,
                 "error": e.error,
@@ -221,6 +221,11 @@ def save_episodes(folder: Path, update: int, stage: str, policy, groups, ratios=
             }
             append(folder / "episodes.jsonl", record)
     thin(folder / "episodes.jsonl")
+
+
+def mean_of(advantages: list[float]) -> float:
+    """0 for an episode that failed before its first reply."""
+    return round(sum(advantages) / max(1, len(advantages)), 4)
 
 
 def segments(policy, episode, ratios: list[float] | None) -> Iterator[dict]:

@@ -11,7 +11,7 @@ import metrics
 import train
 from bookkeeping import tables
 from bookkeeping.again import print_results
-from bookkeeping.records import lines
+from bookkeeping.records import lines, save_episodes
 from bookkeeping.run import passes_of_sft, probe_report, record_evaluation
 from evaluate import eval_line, summarize
 from rollout import Episode
@@ -182,3 +182,10 @@ def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypa
     assert "36.4 passes over 11 demonstrations: it may know them by heart" in warning
     assert [int(seed) for seed in seeds] == dev_seeds(cfg)[:3]
     assert passes_of_sft(shown | {"demonstrations": 100}, cfg).endswith("100 demonstrations")
+
+
+def test_an_episode_that_failed_before_its_first_reply_is_kept_to_read(tiny, tmp_path):
+    failed = Episode(7, 0, stop_reason="error", error="Lost: it")
+    save_episodes(tmp_path, 1, "", tiny, [[failed]])
+    [kept] = lines(tmp_path / "episodes.jsonl")
+    assert (kept["seed"], kept["advantage"], kept["error"]) == (7, 0.0, "Lost: it")
