@@ -186,6 +186,6 @@ def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypa
 
 def test_an_episode_that_failed_before_its_first_reply_is_kept_to_read(tiny, tmp_path):
     failed = Episode(7, 0, stop_reason="error", error="Lost: it")
-    save_episodes(tmp_path, 1, "", tiny, [[failed]])
+    save_episodes(tmp_path, 1, "", tiny, [[failed]], ratios=[[[]]])
     [kept] = lines(tmp_path / "episodes.jsonl")
     assert (kept["seed"], kept["advantage"], kept["error"]) == (7, 0.0, "Lost: it")
