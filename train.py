@@ -137,9 +137,7 @@ def prepare(cfg: Config, user_flags: set[str]):
         f"{cfg.max_tokens}\n{about(policy.tokenizer, today)}"
     )
     refusals.check(cfg)  # main has checked the flags, this checks what was filled in
-    new_env = partial(make_env, cfg)
-    if settings.env_kind(cfg.env) in ("custom", "known"):  # not ours
-        new_env = partial(refusals.guarded, new_env)
+    new_env = partial(refusals.guarded, make_env, cfg)
     # An update has to fit the memory, judging by the length of a first prompt.
     env = new_env(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
