@@ -440,9 +440,10 @@ def dev_seeds(cfg: Config) -> list[int]:
 
 def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
     """n seeds, or fewer if there are fewer tasks: a file of rows has only so many."""
-    if env_kind(cfg.env) == "known":
+    most = make_env(cfg, 0).how_many(first) if env_kind(cfg.env) == "known" else n
+    if most is None:  # a generator of tasks
         return known_tasks().different(cfg.env, first, n)
-    return list(range(first, first + n))
+    return [first + i for i in range(min(n, most))]
 
 
 # ------------------------------------------------------------------------ environments

@@ -34,6 +34,7 @@ argument as for --env it shows a task of that, and with `reasoning_gym` the name
 """
 
 import ast
+import asyncio
 import copy
 import hashlib
 import json
@@ -118,10 +119,15 @@ class Known:
             return False  # no answer to look for
         return bool(re.search(rf"(?<![\w.-]){re.escape(answer)}(?![\w.]*\w)", self.reply))
 
+    def how_many(self, seed: int) -> int | None:
+        """Different tasks in the range of this seed; None if unknown."""
+        return None
+
 
 def answer_of(reply: str, think: bool) -> str | None:
     """The text of the one answer after the thinking, or None. Never raises, whatever the reply."""
-    before, _, inside = split_thinking(reply)[1].partition("<answer>")
+    rest = split_thinking(reply)[1]
+    before, _, inside = rest.partition("<answer>")
     body, end_tag, after = inside.partition("</answer>")
     once = end_tag and "<answer>" not in inside and "</answer>" not in after
     alone = not (before.strip() or after.strip() or "think>" in reply)
@@ -131,6 +137,8 @@ def answer_of(reply: str, think: bool) -> str | None:
 
 def marks_of(value) -> dict[str, float]:
     """What a scorer returned, as the entries of a score. Raises anything if it cannot be one."""
+    if asyncio.iscoroutine(value):  # an async def, as TRL takes them
+        value = asyncio.run(value)
     marks = dict(value) if isinstance(value, dict) else {"reward": value}
     marks = {str(name): float(mark) for name, mark in marks.items()}
     if not math.isfinite(marks["reward"]):
@@ -145,11 +153,11 @@ def tell_once(sentence: str) -> None:
 
 @cache
 def different(env: str, first: int, n: int) -> list[int]:
-    """Of n seeds, from `first` on, those whose task no earlier seed has.
+    """Of a generator's n seeds, from `first` on, those whose task no earlier seed has.
 
-    A file has only so many rows, and some generators have few tasks: a task that is played twice is
-    one result, not two (of 256 that tower_of_hanoi gives, 19 differ). A seed whose task cannot be
-    drawn stays: it costs its own episode when it is played.
+    Some generators have few tasks, and a task that is played twice is one result, not two (of 256
+    that tower_of_hanoi gives, 19 differ). A seed whose task cannot be drawn stays: it costs its own
+    episode when it is played.
     """
     known, seeds = open_known(env, True), {}
     for seed in range(first, first + n):
@@ -178,7 +186,8 @@ def open_source(env: str) -> Known:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # a scorer's file, or the package, may raise anything
-        problem = str(error) if isinstance(error, ValueError | OSError) else first_line(error)
+        ours = isinstance(error, ValueError | OSError)
+        problem = str(error) if ours else first_line(error)
         raise ValueError(f"--env {env}: {problem}; see docs/tasks.md") from None
 
 
@@ -366,6 +375,9 @@ class Rows(Known):
         thought = f"<think>\n{row['thought']}\n</think>\n" if self.think and row["thought"] else ""
         return f"{thought}<answer>{row['answer']}</answer>"
 
+    def how_many(self, seed: int) -> int:
+        return len(self.sides[side_of_seed(seed)])
+
 
 @lru_cache(maxsize=4)
 def shuffled(n: int, key: str) -> list[int]:
@@ -498,10 +510,10 @@ if __name__ == "__main__":
         from reasoning_gym.factory import DATASETS
 
         print(*sorted(DATASETS), sep="\n")
-    else:
-        known = open_known(words, think=True)
-        print(f"{known.about}\n\n{known.reset(0)[0]['content']}\n")
-        right = known.expert_reply()
-        for reply in (right, f"So: {right}", "<answer>-1</answer>", "no tags"):
-            known.step(reply)
-            print(known.score()["reward"], repr(reply))
+        sys.exit()
+    known = open_known(words, think=True)
+    print(f"{known.about}\n\n{known.reset(0)[0]['content']}\n")
+    right = known.expert_reply()
+    for reply in (right, f"So: {right}", "<answer>-1</answer>", "no tags"):
+        known.step(reply)
+        print(known.score()["reward"], repr(reply))

@@ -20,10 +20,8 @@ FAILED = {"reward": 0, "exact": 0, "format": 1, "found": 0, "scorer_failed": 1}
 
 
 def sums(n: int, first: int = 0) -> list[dict]:
-    return [
-        {"question": f"{a} + {a}?", "answer": f"twice {a} #### {2 * a}"}
-        for a in range(first, first + n)
-    ]
+    numbers = range(first, first + n)
+    return [{"question": f"{a} + {a}?", "answer": f"twice {a} #### {2 * a}"} for a in numbers]
 
 
 def env_of(file: Path, options: str = "", think: bool = True) -> known.Known:
@@ -117,11 +115,12 @@ def test_a_file_without_rows_or_a_wrong_option_is_refused(tmp_path, options, wor
 
 
 def questions(env, side: str) -> list[str]:
-    return [asked(env, RANGES[side] + i) for i in range(len(env.sides[side]))]
+    return [asked(env, RANGES[side] + i) for i in range(env.how_many(RANGES[side]))]
 
 
 def test_training_development_and_held_out_rows_never_meet(tmp_path):
-    env = env_of(write(tmp_path / "rows.jsonl", sums(200) + sums(50)))  # the first fifty twice
+    file = write(tmp_path / "rows.jsonl", sums(200) + sums(50))  # the first fifty twice
+    env = env_of(file)
     assert "50 rows whose question was there before" in env.about
     found = {side: questions(env, side) for side in RANGES}
     n = len(found["training"])
@@ -156,8 +155,8 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
     few = known.Known()
     few.draw, few.seconds = draw, 0.1
     monkeypatch.setattr(known, "open_known", lambda env, think: few)
-    found = settings.dev_seeds(settings.Config(env="reasoning_gym:five", eval_n=64))
-    assert found == [DEV_SEEDS + i for i in (0, 1, 2, 3, 4, 8)]
+    cfg = settings.Config(env="reasoning_gym:five", eval_n=64)
+    assert settings.dev_seeds(cfg) == [DEV_SEEDS + i for i in (0, 1, 2, 3, 4, 8)]
 
 
 # ---------------------------------------------------------------------------------------- scorers
@@ -289,6 +288,8 @@ class Mark:
     x: float
 def half(answer, row):
     return {"reward": Mark(0.5 * (int(answer) == row["b"]["c"])).x, "close": 1}
+async def later(answer, row):
+    return half(answer, row)
 def odd(answer, row):
     if answer in ("exit", "cancel"):
         raise SystemExit if answer == "exit" else CancelledError
@@ -299,9 +300,10 @@ def odd(answer, row):
     rows = [{"prompt": f"{i}?", "answer": "?", "b": {"c": 3}} for i in range(30)]
     file = write(tmp_path / "rows.jsonl", rows)
     marks = {"reward": 0.5, "exact": 0, "close": 1, "format": 1, "found": 0, "scorer_failed": 0}
-    env = env_of(file, f",scorer={tmp_path}/mine.py:half")
-    env.reset(0)
-    assert scored(env, "3") == marks and scored(env, "three") == FAILED
+    for name in ("later", "half"):
+        env = env_of(file, f",scorer={tmp_path}/mine.py:{name}")
+        env.reset(0)
+        assert scored(env, "3") == marks and scored(env, "three") == FAILED
     assert "ValueError" in capsys.readouterr().err
     env = refusals.guarded(lambda: env_of(file, f",scorer={tmp_path}/mine.py:odd"))
     env.env.seconds = 0.3
@@ -342,7 +344,7 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     assert done.returncode == 0, done.stderr[-800:]
     last = json.loads((tmp_path / "run" / "evals.jsonl").read_text().splitlines()[-1])
     assert "held-out" in last["tasks"] and "scorer_failed" in last
-    assert len(last["reward"]) == len(env_of(tmp_path / "rows.jsonl").sides["held-out"])
+    assert len(last["reward"]) == env_of(tmp_path / "rows.jsonl").how_many(HELD_OUT_SEEDS)
     write(tmp_path / "rows.jsonl", sums(31))  # its second half would be of other tasks
     done = call("--resume", run, "--updates", "3")
     assert done.returncode == 1 and "are not what they were" in done.stderr
