@@ -230,6 +230,10 @@ def open_group(
                     f"reply; the limit is {max(longest_prompt, 0)}: give a lower "
                     "--max-tokens or shorter tasks"
                 )
+            if p.episode.messages != opening:
+                raise ValueError(
+                    f"task {seed}: reset() gave another opening to this member of the group"
+                )
             append_given(p.episode, ids)
     return group
 

@@ -71,6 +71,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         f"{healthy_values(cfg)}; …s + …s are the times to sample and to train\n"
         "signal, entropy and the other words: learn/glossary.md"
     )
+    due = False  # is a checkpoint due?
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
         # fast/ahead.py gives the sampler the new weights, then calls rollout.play.
@@ -94,11 +95,12 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         last = run.finished()
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
-        due = state.updates % cfg.save_every == 0 or run.stop_asked()
-        # With --sync-every the sampler may have older weights, which no checkpoint has:
-        # save when it gets new ones, or the run could not go on from there.
+        due = due or state.updates % cfg.save_every == 0 or run.stop_asked()
+        # With --sync-every the sampler may have older weights, which no checkpoint has.
+        # So save when it gets new ones, or the run could not go on from there.
         if last or (due and state.updates % cfg.sync_every == 0):
             run.save(policy, optimizer, how, groups)  # and two groups, to be read
+            due = False
         run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
     evaluate("final")
     rollouts.close()

@@ -109,7 +109,7 @@ def play_ways(
 
 
 def print_results(lines: list[dict]) -> None:
-    """Each measure of each set with its interval, and what the adapter gains.
+    """Each measure that both have of a set, with its interval, and what the adapter gains.
 
     lines: of evals.jsonl, for each set one of the base and one of the adapter. Both played the same
     tasks, so the gain is paired.
@@ -119,6 +119,8 @@ def print_results(lines: list[dict]) -> None:
         pair = records.same_tasks(found[tasks + BASE], found[tasks])
         for name in tables.measures(*pair):
             base, own = tables.paired(*pair, name)
+            if not len(base):  # no task has it in both
+                continue
             gain = metrics.gain(base, own)
             change = gain.points() if name in tables.PERCENT else gain.signed()
             cells = [tables.cell(name, base), tables.cell(name, own), change, str(gain.n)]

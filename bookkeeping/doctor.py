@@ -77,7 +77,7 @@ SPENT = 0.02  # nats per token; below, a policy says only one thing
 # What a broken policy shows as well: these are not reported together with it.
 OF_BROKEN = {"no signal", "few groups", "no gradient", "cut short"}
 # {symptom that earlier ones explain, and then is not reported: those that do not explain it}
-EXPLAINED = {"few groups": set(), "entropy collapse": {"few groups"}, "still": set()}
+EXPLAINED = {"few groups": {"not a number"}, "entropy collapse": {"few groups"}, "still": set()}
 LOOKS = 3_000  # rows of a log that are judged; of a longer log every second one, and so on
 LONGEST = 1_000  # most lines whose rewards count
 STAGES = ("before", "after_sft", "train", "final")  # evaluations that belong to the run

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 from filelock import FileLock, Timeout
@@ -69,6 +70,8 @@ MAY_CHANGE = (
     "gradient_checkpointing",
 )
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
+# {type of a flag: what config.json may hold for it}; other types are stored as they are
+SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 # This process's run folder, once it has one. If the run does not finish, its last sentence names it
@@ -129,7 +132,9 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
 
 def how_to_go_on() -> str:
     """The end of the message of a run that was stopped, before or after its first checkpoint."""
-    return f"; go on with: python train.py --resume {own[0]}" if own else "; nothing was written"
+    if not any((home / "config.json").exists() for home in own):
+        return "; nothing was written"
+    return f"; go on with: python train.py --resume {own[0]}"
 
 
 def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
@@ -170,8 +175,15 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
             "stopped before it began; check the path, or start the same command again"
         )
     lock = claim(folder)
-    with foreign(folder / "config.json"):
-        cfg = type(command_line)(**read(folder / "config.json"))
+    saved = read(folder / "config.json")
+    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(command_line)).items()}
+    unknown = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
+    if unknown:
+        raise ValueError(
+            f"{folder}/config.json: there is no flag {unknown[0][:40]!a}, or not with that value; "
+            "check the path, or restore the file"
+        )
+    cfg = type(command_line)(**saved)
     checkpoint = find_checkpoint(folder / "checkpoint")
     env = command_line.env
     same = env != cfg.env and FILES.sub(r"\1", env) == FILES.sub(r"\1", cfg.env)

@@ -329,6 +329,10 @@ def seeds_of(cfg: Config) -> int:
 def check_level(cfg: Config) -> None:
     """Your own class is trained at its last level, or at the one that you type."""
     levels = levels_of(cfg.env)
+    if not isinstance(levels, list | tuple) or any(type(one) not in (int, str) for one in levels):
+        raise ValueError(
+            f"levels of {cfg.env} must be numbers or words in a list; see docs/fork.md"
+        )
     found = {str(one): one for one in levels or [0]}
     fill(cfg, {"difficulty": list(found.values())[-1]})
     if str(cfg.difficulty) not in found:
@@ -375,11 +379,12 @@ def answer_of(found) -> tuple[list[dict], bool]:
 
 def numbers_of(found) -> dict[str, float]:
     marks = dict(found)
-    of_turns = [float(reward) for reward in marks.pop("turn_rewards", ())]
+    given = marks.pop("turn_rewards", None)
+    of_turns = [float(reward) for reward in given or ()]
     marks = {text_of(name): float(value) for name, value in marks.items()}
     if not (all(map(math.isfinite, (marks["reward"], *of_turns))) and TAKEN.isdisjoint(marks)):
         raise ValueError
-    return marks | {"turn_rewards": of_turns} if "turn_rewards" in found else marks
+    return marks if given is None else marks | {"turn_rewards": of_turns}
 
 
 ANSWERS = {  # method: (reads an answer and raises if it is wrong; what the answer should be)

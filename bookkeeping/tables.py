@@ -216,7 +216,8 @@ def cell(name: str, v: np.ndarray) -> str:
 
 
 def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:
-    """more: folded, on the page; listed: the sentences are a list."""
+    """more: folded, on the page; listed: the sentences are a list; episode: the number of one that
+    can be looked at."""
     return {"title": title, "text": text, "head": list(head), "rows": list(rows), **more}
 
 

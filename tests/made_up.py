@@ -133,7 +133,7 @@ def swarm(folder: Path, n: int = 12, players=("idle", "random", "grinder", "expe
         measured = {name: [score.get(name) for score in scores] for name in names}
         tasks = {"tasks": "medium v0.2", "trained": True, "reply_tokens": [100] * n}
         evals.append(at | tasks | measured)
-        for i in range(min(8, n)):
+        for i in sorted({*range(min(8, n)), int(np.argmax(measured["reward"]))}):
             episodes.append(
                 {
                     **at,

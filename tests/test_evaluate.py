@@ -82,6 +82,14 @@ def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tm
     assert kept[0]["segments"][-1]["logprobs"] == [-0.5, -0.25]
 
 
+@pytest.mark.parametrize("best, kept", [(9, [*range(8), 9]), (3, list(range(8)))])
+def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_path, best, kept):
+    played = [episode(-1.0 + 0.5 * (i == best), payoff=0.5) for i in range(10)]
+    played.append(episode(stop="error"))  # its 0 is not the best reward
+    judged(tiny, tmp_path, {"medium": (True, played)}, 11)
+    assert [e["seed"] - DEV_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
+
+
 def test_where_every_episode_broke_there_is_no_result_and_the_first_error_is_told(tiny, tmp_path):
     with pytest.raises(ValueError, match="every episode ended in an error .Lost: it.*--resume"):
         judged(tiny, tmp_path, {"mine": (True, [episode(stop="error"), episode(stop="error")])}, 2)

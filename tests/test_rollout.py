@@ -226,6 +226,8 @@ class Broken(Chat):
     def reset(self, seed):
         if self.where == "reset":
             raise ValueError("no task today")
+        if self.where == "opening":
+            return [user("Guess.")]
         return super().reset(seed)
 
     def step(self, reply):
@@ -240,6 +242,7 @@ class Broken(Chat):
     "where, turns, told",
     [
         ("reset", 0, "ValueError: no task today (test_rollout.py:"),
+        ("opening", 0, "task 4: reset() gave another opening"),
         ("step 0", 1, "RuntimeError: no such luck (test_rollout.py:"),
         ("step 1", 2, "RuntimeError: no such luck"),
         ("loop", 1, "Hung: no answer within 0.3 seconds (test_rollout.py:"),

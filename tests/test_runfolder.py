@@ -37,9 +37,10 @@ def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
     claim(tmp_path).release()  # no file to remove by hand
 
 
-def test_a_config_that_no_run_wrote_is_refused_in_one_sentence(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(vars(Config()) | {"no": 1}))
-    with pytest.raises(SystemExit, match="config.json holds what no run writes"):
+@pytest.mark.parametrize("entry", [{"lr": "fast"}, {"k": [8]}, {"no": 1}])
+def test_a_config_that_no_run_wrote_is_refused_in_one_sentence(tmp_path, entry):
+    (tmp_path / "config.json").write_text(json.dumps(vars(Config()) | entry))
+    with pytest.raises(ValueError, match=f"there is no flag '{[*entry][0]}'"):
         open_saved("--resume", tmp_path, Config())
 
 

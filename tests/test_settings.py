@@ -386,6 +386,8 @@ def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path, chang
         ("[3, 5]", {}, 5),
         ("[3, 5]", {"difficulty": 6}, "--difficulty 6: Sums has 3, 5; see docs/fork.md"),
         ("[]", {"difficulty": 6}, "--difficulty 6: Sums has no levels; see docs/fork.md"),
+        ("[(3, 5)]", {}, "must be numbers or words in a list; see docs/fork.md"),
+        ("'abc'", {}, "must be numbers or words in a list; see docs/fork.md"),
         ("[3]", {"curriculum": True}, "has no levels to climb; leave it out"),
         ("[3, 5]\n    promote = 0.8", {"curriculum": True}, "promote is 0.8; give a measure and"),
     ],
