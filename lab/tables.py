@@ -49,6 +49,10 @@ LABELS = {
         "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated "
         "(STaR)"
     },
+    ("longer", "star"): {
+        "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated "
+        "(STaR)"
+    },
     ("real", "own"): {
         "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew "
         "in every update"
@@ -379,6 +383,16 @@ def pairs(what: str, name: str, *rows: tuple[str, str, str], level: float = 0.95
     return table(f"{what} | held-out tasks | each seed | development tasks | each seed", cells)
 
 
+# Arms of longer.json, as its table by length calls them.
+LENGTHS = {
+    "climbs": "climbs",
+    "tier7": "tier 7 from the start",
+    "star": "tier 7, STaR",
+    "tier6": "stays on tier 6",
+    "begun": "begun",
+    "base": "the base",
+}
+
 TABLES: dict[str, Callable[[], str]] = {
     "letters": lambda: right(  # pico_base: what somebody would try first
         "counting letters, 0.9M parameters",
@@ -465,6 +479,23 @@ TABLES: dict[str, Callable[[], str]] = {
             "seeds": seeds,
             "exactly right": bold(exact()),
             "GRPO minus this": gain("grpo"),
+            "work": work,
+        },
+    ),
+    "why_longer": lambda: made(  # the same where the base's own derivations fall short
+        stages(
+            "longer",
+            begun="the base, with the first tokens of a derivation given",
+            star="STaR: five rounds, each with new samples, the right ones imitated",
+            tier7="GRPO: samples anew in every update, compared with their group",
+        ),
+        {
+            "letters, tier 7": "{what}",
+            "seeds": seeds,
+            "exactly right": bold(exact()),
+            "GRPO minus this": gain("tier7"),
+            "sampled": exact("sampled"),
+            "GRPO minus this, sampled": gain("tier7", how="sampled"),
             "work": work,
         },
     ),
@@ -642,7 +673,7 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "longer_arms": lambda: made(  # strings longer than any that the base was shown
-        arms("longer"),
+        arms("longer", *LENGTHS),
         {
             "arm": "{what}",
             "seeds": seeds,
@@ -653,11 +684,11 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "longer_lengths": lambda: made(  # the same by the length of the string, greedy
-        [{"n": n, "arms": arms("longer")} for n in range(60, 151, 10)],
+        [{"n": n, "arms": arms("longer", *LENGTHS)} for n in range(60, 151, 10)],
         {
             "letters": "{n}",
-            "climbs | tier 7 from the start | stays on tier 6 | begun | the base": lambda row: (
-                " | ".join(percent(scores(arm, world=f"{row['n']}")) for arm in row["arms"])
+            " | ".join(LENGTHS.values()): lambda row: " | ".join(
+                percent(scores(arm, world=f"{row['n']}")) for arm in row["arms"]
             ),
         },
     ),
