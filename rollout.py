@@ -231,9 +231,7 @@ def open_group(
                     "--max-tokens or shorter tasks"
                 )
             if p.episode.messages != opening:
-                raise ValueError(
-                    f"task {seed}: reset() gave another opening to this member of the group"
-                )
+                raise ValueError(f"task {seed}: reset() gave another opening again")
             append_given(p.episode, ids)
     return group
 
