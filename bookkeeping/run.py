@@ -59,6 +59,8 @@ def may_fail():
     """Print a failure, and let the run go on: wandb may have died, or not be installed."""
     try:
         yield
+    except ModuleNotFoundError:
+        tqdm.write("wandb is not installed; the run's own logs have the same numbers")
     except Exception as error:
         tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
