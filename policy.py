@@ -16,9 +16,9 @@ text is (`plain_forward`) and samples a text (`PlainSampler`). `How` says how an
 is computed: by default PLAIN. train.py may pass in the faster way of fast/, which gives
 the same numbers.
 
-Run me: `python policy.py` shows how many weights LoRA adds to pico_base, and one reply.
-`python -m bridges.export merge runs/NAME out/` turns a trained run into a model
-of its own.
+Run me: `python policy.py` shows what LoRA adds to pico_base, one reply, and that a pass
+over the whole text finds its log-probs again. `python -m bridges.export merge runs/NAME
+out/` turns a trained run into a model of its own.
 """
 
 import math

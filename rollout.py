@@ -231,7 +231,10 @@ def open_group(
                     "--max-tokens or shorter tasks"
                 )
             if p.episode.messages != opening:
-                raise ValueError(f"task {seed}: reset() gave another opening again")
+                raise ValueError(
+                    f"task {seed}: reset() gave another opening to another episode; "
+                    "a seed must always give the same task"
+                )
             append_given(p.episode, ids)
     return group
 

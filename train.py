@@ -71,7 +71,6 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         f"{healthy_values(cfg)}; …s + …s are the times to sample and to train\n"
         "signal, entropy and the other words: learn/glossary.md"
     )
-    due = False  # is a checkpoint due?
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
         # fast/ahead.py gives the sampler the new weights, then calls rollout.play.
@@ -95,12 +94,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         last = run.finished()
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
-        due = due or state.updates % cfg.save_every == 0 or run.stop_asked()
-        # With --sync-every the sampler may have older weights, which no checkpoint has.
-        # So save when it gets new ones, or the run could not go on from there.
-        if last or (due and state.updates % cfg.sync_every == 0):
+        if last or run.checkpoint_due():
             run.save(policy, optimizer, how, groups)  # and two groups, to be read
-            due = False
         run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
     evaluate("final")
     rollouts.close()
@@ -148,8 +143,8 @@ def prepare(cfg: Config, user_flags: set[str]):
     turns = getattr(env, "max_turns", None)  # None: it does not say
     if not cfg.break_:  # a mistake on purpose is found later, by the doctor
         check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
-    # may set cfg.micro_tokens
-    print(fit_memory(cfg, policy, len(prompt), turns), end="")
+    line = fit_memory(cfg, policy, len(prompt), turns)  # may set cfg.micro_tokens
+    print(line, end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     seeds = partial(settings.task_seeds, cfg)

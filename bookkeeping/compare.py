@@ -34,7 +34,7 @@ is a bound, so that a table of hundreds of rows can still have a winner.
 import json
 import math
 from dataclasses import dataclass
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -119,10 +119,13 @@ def group(runs: list[Run]) -> list[Arm]:
         key = json.dumps(flags, sort_keys=True)
         members.setdefault(key, {})[run.config["seed"]] = run
     flags = [json.loads(key) for key in members]
-    varies = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
-    label = lambda own: ", ".join(f"{x}={own[x]}" for x in sorted(own) if varies(x)) or "all runs"
-    letters = map(chr, count(ord("A")))
-    return [Arm(*arm) for arm in zip(letters, map(label, flags), members.values())]
+    names = {name for f in flags for name in f}
+    varied = {name for name in names if len({str(f[name]) for f in flags if name in f}) > 1}
+    arms = []
+    for i, (own_flags, by_seed) in enumerate(zip(flags, members.values())):
+        words = [f"{name}={own_flags[name]}" for name in sorted(own_flags) if name in varied]
+        arms.append(Arm(chr(ord("A") + i), ", ".join(words) or "all runs", by_seed))
+    return arms
 
 
 def finals(tasks: str, *arms: Arm) -> list[list[dict]]:
@@ -275,8 +278,9 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
 
 def paid_alike(a: Arm, b: Arm) -> bool:
     """Were both arms paid alike? If not, their rewards are different measures."""
-    paid = lambda run: str([run.config.get(x) for x in ("reward", "environment_code", "set")])
-    return len({*map(paid, [*a.runs.values(), *b.runs.values()])}) == 1
+    names = ("reward", "environment_code", "set")
+    runs = [*a.runs.values(), *b.runs.values()]
+    return len({str([run.config.get(name) for name in names]) for run in runs}) == 1
 
 
 # ---------------------------------------------------------------------------------------- the page

@@ -43,8 +43,8 @@ tasks is reported in half of the runs that end with it. The interval in the repo
 
 The same rules judge the logs of TRL, Unsloth, ms-swift, verl and prime-rl, which logs.py turns into
 such lines. Their columns allow a few more rules (LIMITS: far off, engine, thrown away, learning
-rate), and so does the end of a whole log (AT_END): not a number, entropy collapse, only in
-training, still, warm-up.
+rate), and so does the end of a whole log (AT_END): entropy collapse, only in training, still,
+warm-up. A number that is none is looked for first, in all lines.
 
 cures.toml has each symptom's causes, and its cures in every framework's flags.
 

@@ -340,6 +340,17 @@ class Run:
                 self.home / "checkpoint", policy, optimizer, asdict(self.state), self.after_sft
             )
 
+    def checkpoint_due(self) -> bool:
+        """Every --save-every updates, and if this run was asked to stop.
+
+        With --sync-every the sampler may have older weights, which no checkpoint has: a run cannot
+        go on from there. So what is due between two syncs is saved at the next one.
+        """
+        done, sync, every = self.state.updates, self.cfg.sync_every, self.cfg.save_every
+        if done % sync:
+            return False
+        return done // every > (done - sync) // every or self.stop_asked()
+
     def stop_asked(self) -> bool:
         """Was this run asked to stop (Ctrl-C, SIGTERM), in any of its processes?"""
         return any(parallel.gather([self.stopping.is_set()]))

@@ -36,6 +36,9 @@ INTERVAL = re.compile(
     r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]"
 )
 WAYS = ("greedy", "sampled")
+STAR = {
+    "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated (STaR)"
+}
 # Better names of arms. results/ keeps the name that lab/study.toml had when they ran.
 LABELS = {
     ("letters", "selection"): {
@@ -45,14 +48,8 @@ LABELS = {
         "what": "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves "
         "nothing)"
     },
-    ("letters", "star"): {
-        "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated "
-        "(STaR)"
-    },
-    ("longer", "star"): {
-        "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated "
-        "(STaR)"
-    },
+    ("letters", "star"): STAR,
+    ("longer", "star"): STAR,
     ("real", "own"): {
         "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew "
         "in every update"

@@ -190,3 +190,22 @@ def test_ctrl_c_asks_a_run_to_stop_and_ends_what_comes_after_it():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    "save_every, sync_every, saved",
+    [
+        (10, 1, [10, 20, 30]),
+        (10, 3, [12, 21, 30]),  # between two syncs it could not be resumed
+        (2, 5, [5, 10, 15, 20, 25, 30]),
+    ],
+)
+def test_a_checkpoint_that_is_due_waits_for_the_sampler_s_new_weights(
+    tmp_path, save_every, sync_every, saved
+):
+    cfg = Config(save_every=save_every, sync_every=sync_every)
+    run = run_records.Run(cfg, tmp_path, None, State(), [])
+    found = []
+    for run.state.updates in range(1, 31):
+        found += [run.state.updates] * run.checkpoint_due()
+    assert found == saved
