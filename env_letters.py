@@ -25,6 +25,9 @@ is plain Python and knows nothing of tokens or tensors:
     step(reply) -> (new messages, done)
     score() -> {"reward": …, …}
     expert_reply() -> str      what SFT imitates
+
+and three attributes:
+
     think                      may a reply think?
     tools                      JSON schemas, or None
     max_turns                  1: an episode is one turn (left out: any number)
@@ -161,6 +164,7 @@ def write_reply(task: Task, style: str) -> str:
     if style == "states":
         thought = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
         return f"<think>\nLet me count. {thought}.\n</think>\n{answer}"
+    # The style "derives": spell the string, with a running tally.
     tally = dict.fromkeys(task.text, 0)
     items = []
     for c in task.text:
@@ -174,6 +178,7 @@ def split_thinking(reply: str) -> tuple[str, str]:
 
     A reply that opens a thought and never closes it is all thinking: its rest is "".
     """
+    # Without any </think>, thinking is "" and rest the whole reply.
     thinking, _, rest = reply.rpartition("</think>")
     if "<think>" in rest:
         thinking, rest = reply, ""
@@ -218,7 +223,7 @@ def score_reply(
 
         the reply                              partial              binary
         has no single well-formed answer       0                    0
-        thinks, although --no-think is set     0                    0
+        is not the answer alone (--no-think)   0                    0
         answers about other letters            0.1                  0
         has a wrong number, one was asked for  0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    0
@@ -272,8 +277,9 @@ def habit_of(reply: str) -> str:
 
 
 def check_choice(flag: str, value, choices, environment: str) -> None:
-    """ValueError unless value is one of the choices. All three environments call this.
+    """ValueError unless value is one of the choices.
 
+    It is here because the other environments import from this file.
     flag: what the user typed before the value: "--difficulty " or "--set version=".
     """
     if value not in choices:
@@ -291,7 +297,7 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # Constants, not settings: --set NAME=VALUE changes fields, and a ClassVar is none.
+    # A ClassVar is a constant: --set NAME=VALUE changes the fields above alone.
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 

@@ -50,8 +50,8 @@ def group_advantages(
 
     NaN marks a failed episode: it gets 0, and counts in no mean.
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
-              §4.1.2); "batch": those of all episodes; "none": nothing is subtracted,
-              nor divided, whatever `divide` says
+              §4.1.2); "batch": those of all episodes; "none": the reward itself, and
+              `divide` is ignored
     divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
               more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
               ValueError if a mean is negative
@@ -85,8 +85,8 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
 
     An episode's advantage is how much better it was than its group; all its tokens
     share it. Failed episodes get 0, and do not count in the means. The loop is over the
-    turns of an episode. In letters there is one; with several, they differ only if the
-    environment pays each turn (reward_from).
+    turns of an episode. In letters there is one. With several, a token's advantage
+    depends on its turn only if the environment pays each turn (reward_from).
     """
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). --no-normalize drops it; that paper's loss, dr_grpo, never
@@ -110,12 +110,11 @@ def reward_from(e: Episode, turn: int) -> float:
     """What an episode earned from this turn on; NaN if its environment failed.
 
     If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
-    by the rewards from that turn on: what came before it cannot be its merit (Shao et
-    al. 2024, §4.1.3). The paper compares each turn's reward with the group's and then
-    adds up; here we add up first, so that a reward which is all paid in the last turn
-    counts alike in every turn. For an episode with turn_rewards [3, 1], that is 4 from
-    turn 1 and 1 from turn 2. It has no turn 3; beside longer episodes of its group, its
-    last value, 1, stands in.
+    by the rewards from that turn on: what came before cannot be their merit. Of
+    turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. If the group has
+    longer episodes, the last value also stands for the turns that this one lacks.
+    (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
+    up first, so that a reward which is all paid in the last turn counts in every turn.)
     """
     if not has_score(e):
         return math.nan
@@ -131,6 +130,7 @@ def has_score(episode: Episode) -> bool:
 
 
 # ------------------------------------------------------------------------------- losses
+# Each gain takes the same four, whether it needs them or not.
 
 
 def clipped_surrogate(
@@ -180,12 +180,12 @@ class Loss:
                   without the clip (to_log), so it must have no side effects
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
-    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]; or what else
-                  `gain` makes of it
+    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo
+                  bounds a difference of probabilities by them)
     weight        of a token, with N episodes in the batch, S sampled tokens in the
                   batch, and L in the token's own episode:
                   "episode", 1 / (N · L): every episode weighs the same;
-                  "batch", 1 / S: every token weighs the same;
+                  "token", 1 / S: every token weighs the same;
                   "longest", 1 / (N · max_tokens): the same for every batch
     divide        what advantages are divided by (group_advantages)
     needs_logits  does `gain` read output.entropy or output.logits? That takes memory
@@ -198,7 +198,7 @@ class Loss:
     gain: Callable
     ratio: str = "token"
     clip: tuple[float, float] = (0.2, 0.2)
-    weight: str = "batch"
+    weight: str = "token"
     divide: str = "std"
     needs_logits: bool = False
     whole_groups: bool = False
@@ -270,9 +270,11 @@ def update(
         total, found = 0.0, []
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
+            # how.forward: policy.plain_forward, or a faster one of fast/
             output = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
             if batch.old_logprobs is None:  # at a batch's first pass
-                set_old_logprobs(batch, output, cfg)  # what the ratio divides by
+                # what the ratio divides by; an older policy's samples may weigh less
+                set_old_logprobs(batch, output, cfg)
             ratio = RATIOS[spec.ratio](batch, output)  # [M]
             gain = spec.gain(batch, output, ratio, spec.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
@@ -281,6 +283,7 @@ def update(
             loss.backward()  # gradients of micro-batches add up
             total += loss.item()
             found.append((batch, to_log(spec, batch, output, ratio, gain, kl)))
+        # clip the gradient, then optimizer.step(): policy.py
         loss, grad_norm = take_step(policy, optimizer, total, how)
         passes.append(found)
     return Updated(loss, grad_norm, passes)
@@ -457,7 +460,8 @@ if __name__ == "__main__":
         "after a step": [0.36, 0.30, 0.19, 0.28],
     }
     for title, probabilities in cases.items():
-        print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient (minus: likelier)")
+        print(f"\n{title}; the first is the good answer's, the others the bad one's")
+        print(f"{'loss':10} {'ratio':24} value  gradient (minus: likelier)")
         for name, spec in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             output = Output(logprobs, torch.zeros(4), **unused)

@@ -3,16 +3,17 @@
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. Pretraining gave it three habits:
+in a string. We pretrained it on this very task with three habits, and made the right
+one rare. Asked how often a and q occur in banana,
 
     it answers at once   <answer>{"a": 3, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 3 times, …      mostly wrong
     it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
-(Here the string is banana. Nobody asks for n, so it gets no number.) Nothing tells the
-model which habit is best. It answers each task eight times, and each reply is scored.
-Those that score above the mean of the eight are made likelier. With seed 0 you will see
-(in brackets: the 95% interval)
+(n gets no number, because nobody asks for it.) Nothing tells the model which habit is
+best. It answers each task eight times, and each reply is scored. Those that score above
+the mean of the eight are made likelier. With seed 0 you will see (in brackets: the 95%
+interval)
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells it out   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
@@ -144,15 +145,7 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 # ----------------------------------------------------------- the loop (book: train.py)
 def main(seed: int, updates: int) -> None:
     """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
-    # Each update takes the next TASKS tasks; a seed has enough for 100,000 updates.
-    # The tasks of SFT follow those of the last seed.
-    first = seed * 100_000 * TASKS
-    last_seed = SFT_SEEDS[0] // (100_000 * TASKS) - 1
-    if not (0 <= seed <= last_seed and updates <= 100_000):
-        sys.exit(
-            f"pico.py: choose a --seed from 0 to {last_seed}, and at most 100,000 "
-            "--updates"
-        )
+    first = first_task(seed, updates)  # each update takes the next TASKS tasks
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
     for name, shown in zip("AB", DEV[-2:]):  # evaluate prints the last two replies
@@ -200,6 +193,18 @@ def main(seed: int, updates: int) -> None:
     draw_curve(curve)
 
 
+def first_task(seed: int, updates: int) -> int:
+    """Where a seed's tasks begin. No seed has tasks of another one, or those of SFT."""
+    most = 100_000  # updates of a seed
+    last_seed = SFT_SEEDS[0] // (most * TASKS) - 1
+    if not (0 <= seed <= last_seed and updates <= most):
+        sys.exit(
+            f"pico.py: choose a --seed from 0 to {last_seed}, and at most {most:,} "
+            "--updates"
+        )
+    return seed * most * TASKS
+
+
 # ------------------------------------------------- advantage and loss (book: grpo.py)
 def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
     """Rewards [G, k] -> advantages [G, k]: [1, 0, 0, 1] -> [+1, -1, -1, +1].
@@ -215,7 +220,7 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """A group's part of the loss. advantages [k].
+    """The loss of one group. advantages [k], one per reply.
 
     A token's gain is its advantage times its log-prob. A reply's gain is the mean over
     its tokens. The loss is minus their sum; main divides it by the number of replies.
@@ -225,7 +230,8 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     likelier the token has become, clipped. For fresh samples the ratio is 1, and its
     gradient is that of the log-prob.
     """
-    logp, row_of = logprobs_of(weights, group)  # [M], [M]
+    # [M], [M]: of each token its log-prob, and the number of its reply
+    logp, row_of = logprobs_of(weights, group)
     gain = logp * advantages[row_of]  # [M]
     # The mean over a reply's tokens: a long one weighs no more than a short one.
     length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
@@ -243,7 +249,7 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
     # These rows are padded on the right. A token sees only what comes before it, so
     # padding changes nothing.
-    no_pad = torch.zeros_like(ids[:, 0])  # [N] zeros: none on the left
+    no_pad = torch.zeros_like(ids[:, 0])  # [N] zeros: no row is padded on the left
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
     row_of = mask.nonzero()[:, 0]  # [M], the row of each True
@@ -253,7 +259,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 def schedule(i: int, steps: int, rise: float, end: float) -> float:
     """The learning rate of step i, as a share of the highest.
 
-    It rises over the first `rise` steps, and falls to `end` by the last.
+    It rises over the first `rise` steps, and then falls towards `end`, which it would
+    reach one step after the last.
     """
     up = (i + 1) / rise
     down = 1 - (1 - end) * i / steps
@@ -331,9 +338,10 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
 def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     """A token per row, [B], by inverting the cumulative distribution.
 
-    It is the first token whose cumulative probability exceeds `chance`.
-    logprobs [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too.
-    But from the same random numbers the book draws the same tokens.)
+    torch.multinomial would do, too. But this one takes its random numbers from outside;
+    from the same ones, the book draws the same tokens. It is the first token whose
+    cumulative probability exceeds `chance`. logprobs [B, V]; chance [B], uniform in
+    [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     # The last sum is 1 up to rounding, so chance is scaled by it. Rounding can still
@@ -456,9 +464,9 @@ def forward(
     """
     B, T = ids.shape
 
-    # Weights go by a short name. linear: "layers.0.self_attn.q" -> the weight
-    # "model.layers.0.self_attn.q_proj.weight".
-    # rms_norm: "layers.0.self_attn.q_norm" -> "model.layers.0.self_attn.q_norm.weight".
+    # Weights go by a short name. linear(x, "layers.0.self_attn.q") multiplies by
+    # "model.layers.0.self_attn.q_proj.weight"; rms_norm(x, "norm") by
+    # "model.norm.weight".
     def rms_norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
 
@@ -478,7 +486,7 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # [B, T, 1]; in the picture 0, 1, 2, 2
+    # The first key that each query may see, [B, T, 1]: in the picture 0, 1, 2, 2.
     first_key = pad[:, None, None].minimum(positions)
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
@@ -500,7 +508,7 @@ def forward(
         v = heads(h, f"{attn}.v")
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
-            k, v = cache[layer, :, :, :, : start + T]  # each [B, KV_HEADS, …, d]
+            k, v = cache[layer, :, :, :, : start + T]  # [2, B, …] -> [B, …] twice
         # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
         y = F.scaled_dot_product_attention(q, k, v, mask[:, None], enable_gqa=True)
         y = y.transpose(1, 2).reshape(B, T, HEADS * HEAD_DIM)

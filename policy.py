@@ -246,6 +246,7 @@ class Output:
     # logits (grpo.Loss.needs_logits).
     entropy: torch.Tensor | None = None  # [M]
     logits: torch.Tensor | None = None  # [M, V]
+    hidden: torch.Tensor | None = None  # [M, D], what the logits are computed from
 
 
 def plain_forward(
@@ -257,25 +258,31 @@ def plain_forward(
     t predicts. M = mask.sum(), row after row. All of it is differentiable, so you can
     build any loss from it.
     """
-    z = masked_logits(policy, ids, mask) / temperature  # [M, V]
+    hidden, logits = hidden_and_logits(policy, ids, mask)  # [M, D], [M, V]
+    z = logits / temperature
     logprobs, entropy = logprobs_and_entropy(z, ids[:, 1:][mask])  # [M] each
-    return Output(logprobs, entropy.detach(), entropy, z)
+    return Output(logprobs, entropy.detach(), entropy, z, hidden)
 
 
-def masked_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor):
-    """The logits [M, V] that each masked token is drawn from, float32.
+def hidden_and_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor):
+    """What the head reads and writes where it predicts a masked token: [M, D], [M, V].
 
-    The head is given the hidden states of these M positions only. The logits of all
-    positions would be N·T·V numbers, and V is 151,936 for Qwen3. Computing them is the
-    most common way for RL code to run out of memory.
+    It is given the hidden states of these M positions only. The logits of all positions
+    would be N·T·V numbers, and V is 151,936 for Qwen3. Computing them is the most
+    common way for RL code to run out of memory.
     """
-    head = policy.lm.get_output_embeddings()
-    only_masked = lambda module, inputs: (inputs[0][mask],)  # [N, T-1, D] -> [M, D]
-    hook = head.register_forward_pre_hook(only_masked)
+    read = []
+
+    def only_masked(head, inputs):
+        read.append(inputs[0][mask])  # [N, T-1, D] -> [M, D]
+        return tuple(read)
+
+    hook = policy.lm.get_output_embeddings().register_forward_pre_hook(only_masked)
     try:
-        return policy.model(input_ids=ids[:, :-1], use_cache=False).logits.float()
+        logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits.float()
     finally:
         hook.remove()
+    return read[0], logits
 
 
 def logprobs_and_entropy(

@@ -31,12 +31,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from chat import (
-    encode,
     ids_until_next_reply,
     prompt_ids,
-    read_template,
     start_of_thought,
-    without_start,
 )
 from policy import Policy, Sample, rope_switch
 
@@ -50,7 +47,8 @@ class Episode:
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
     # The tokens of the whole conversation, in three lists of one length: which token,
-    # did the policy choose it, and, if so, with which log-prob (in nats; else 0.0)?
+    # did the policy choose it (in a demonstration: the expert), and, if so, with which
+    # log-prob (in nats; else 0.0)?
     token_ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -64,7 +62,7 @@ class Episode:
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
-    # For samples of an older policy (batch.set_old_logprobs); leave them for later.
+    # Only for samples of an older policy (batch.set_old_logprobs): skip these at first.
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
     messages: list[dict] = field(default_factory=list)  # as text, to read
@@ -160,14 +158,15 @@ def sample_each(
     keep = getattr(players[0].env, "max_turns", None) != 1
     limits = (max_tokens, temperature)
     groups = with_one_prompt(players)
-    # A call samples k replies to each prompt. In letters there is one call. In later
-    # turns groups may differ in size, as some episodes have ended: a call per size.
-    for k in sorted({len(group) for group in groups}):
-        same = [group for group in groups if len(group) == k]
+    # A call samples so many replies to each prompt. In letters there is one call, with
+    # the run's k. Later turns need one per size of group: some episodes have ended, and
+    # a player with a cache is a group of one.
+    for size in sorted({len(group) for group in groups}):
+        same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]
         seeds = [[player.reply_seed(seed) for player in group] for group in same]
         caches = [group[0].cache for group in same]
-        rows = sampler.sample(prompts, k, *limits, seeds, caches=caches, keep=keep)
+        rows = sampler.sample(prompts, size, *limits, seeds, caches=caches, keep=keep)
         for player, sample in zip(sum(same, []), sum(rows, [])):
             player.reply = sample
 
@@ -187,7 +186,8 @@ def with_one_prompt(players: list[Player]) -> list[list[Player]]:
 def context_of(policy: Policy) -> int:
     """The longest text that the model can read, in tokens, if its config says.
 
-    Some models read longer texts in another way (rope_switch); they count as too long.
+    Some models read all tokens differently once a text passes a certain length
+    (rope_switch). No text may get that long.
     """
     config = policy.lm.config.get_text_config()
     limits = [getattr(config, "max_position_embeddings", None), rope_switch(config)]
@@ -273,7 +273,7 @@ def take_turn(
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        # step() is called even if the reply was cut off: only so it can be scored.
+        # A reply that was cut off goes to step(), too, so that it can be scored.
         new_messages, done = env.step(reply)
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
@@ -314,44 +314,14 @@ def finish(episode: Episode, env) -> None:
         episode.components = {name: float(value) for name, value in scores.items()}
 
 
-def expert_episode(policy: Policy, env, seed: int) -> Episode:
-    """An Episode spoken by the scripted expert, for SFT. ValueError if it fails.
-
-    It may be longer than the policy's context; sft.py leaves such episodes out.
-    """
-    [player] = open_group(
-        policy, lambda: env, seed, number=0, k=1, longest_prompt=UNLIMITED
-    )
-    episode = player.episode
-    # What ends a reply: the template's end-of-turn token or, if it has none, the
-    # tokenizer's end of text. (Gemma has both: <end_of_turn> and <eos>.)
-    end = read_template(policy.tokenizer).end
-    if end is None:
-        end = policy.tokenizer.eos_token_id
-    while episode.stop_reason == "":
-        with end_on_failure(episode):
-            # A prompt that ends with <think> has already opened the expert's thought.
-            prefix = start_of_thought(policy.tokenizer, env.think)
-            reply = without_start(env.expert_reply(), prefix)
-            reply_ids = [*encode(policy, reply), end]
-            # Nobody sampled these tokens, so they have no log-probs. (`sampled` then
-            # marks what SFT learns.)
-            sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
-            take_turn(policy, episode, env, sample, UNLIMITED)
-    finish(episode, env)
-    if episode.stop_reason == "error":
-        raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")
-    return episode
-
-
 if __name__ == "__main__":
     from env_letters import Letters
     from policy import PICO, PlainSampler, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    new_env = lambda: Letters(2, "binary", think=True, style="bare")
+    new_env = lambda: Letters(1, "binary", think=True, style="bare")
     how = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
-    [[e]] = play(policy, PlainSampler(policy), new_env, [3], **how)
+    [[e]] = play(policy, PlainSampler(policy), new_env, [2], **how)
     print("token              sampled  log-prob")
     for token, sampled, logprob in zip(e.token_ids, e.sampled, e.logprobs):
         said = f"policy {logprob:9.3f}" if sampled else "."

@@ -14,8 +14,17 @@ import random
 from collections.abc import Callable
 
 from batch import collate, cut
-from policy import PLAIN, How, Policy, adam, set_learning_rate, take_step
-from rollout import Episode, context_of, expert_episode
+from chat import encode, read_template, start_of_thought, without_start
+from policy import PLAIN, How, Policy, Sample, adam, set_learning_rate, take_step
+from rollout import (
+    UNLIMITED,
+    Episode,
+    context_of,
+    end_on_failure,
+    finish,
+    open_group,
+    take_turn,
+)
 
 
 def sft(
@@ -45,6 +54,35 @@ def sft(
         losses.append(sft_step(policy, optimizer, batch, cfg.micro_tokens, how)[0])
         tokens += sum(e.reply_tokens for e in batch)
     return {"losses": losses, "tokens": tokens, **counts}
+
+
+def expert_episode(policy: Policy, env, seed: int) -> Episode:
+    """An Episode spoken by the scripted expert, for SFT. ValueError if it fails.
+
+    It may be longer than the policy's context (select_demonstrations).
+    """
+    [player] = open_group(
+        policy, lambda: env, seed, number=0, k=1, longest_prompt=UNLIMITED
+    )
+    episode = player.episode
+    # What ends a reply: the template's end-of-turn token or, if it has none, the
+    # tokenizer's end of text. (Gemma has both: <end_of_turn> and <eos>.)
+    end = read_template(policy.tokenizer).end
+    if end is None:
+        end = policy.tokenizer.eos_token_id
+    while episode.stop_reason == "":
+        with end_on_failure(episode):
+            # A prompt that ends with <think> has already opened the expert's thought.
+            prefix = start_of_thought(policy.tokenizer, env.think)
+            reply = without_start(env.expert_reply(), prefix)
+            reply_ids = [*encode(policy, reply), end]
+            # Nobody sampled these tokens, so they have no log-probs.
+            sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
+            take_turn(policy, episode, env, sample, UNLIMITED)
+    finish(episode, env)
+    if episode.stop_reason == "error":
+        raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")
+    return episode
 
 
 def select_demonstrations(
@@ -84,15 +122,16 @@ def sft_step(
     tokens per forward pass. Raises FloatingPointError if loss or gradient is not
     finite, before the optimizer step.
     """
-    # Each part's loss is divided by the n tokens of the whole batch, so the parts'
-    # gradients add up to that of the mean. (Several processes share the episodes.)
+    # n: the tokens of the whole batch. Each part's loss is divided by it, so the parts'
+    # gradients add up to that of the mean.
     n = sum(e.reply_tokens for e in episodes)
+    # If there are several processes, each gets episodes of every length.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = how.deal(by_length)
-    parts = [[mine[i] for i in indices] for indices in cut(mine, micro_tokens)]
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for part in parts:
+    for indices in cut(mine, micro_tokens):
+        part = [mine[i] for i in indices]
         batch = collate(part, policy.tokenizer.pad_token_id, policy.device)
         output = how.forward(policy, batch.ids, batch.mask, logits=False)
         loss = -output.logprobs.sum() / n

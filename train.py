@@ -8,8 +8,8 @@
 This file plugs in what the chapters do without: speed (fast/) and records
 (bookkeeping/). learn/loop.py is the same loop without either.
 
-Without a GPU or the Hugging Face hub it trains a model from models/. If a run was
-killed, `--resume runs/NAME` continues it.
+Without a GPU, or if the Hugging Face hub cannot be reached, it trains a model from
+models/. If a run was killed, `--resume runs/NAME` continues it.
 """
 
 import os
@@ -59,7 +59,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
             tasks = partial(new_env, cfg.difficulty)
             result = sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
         run.log_sft(result)
-        # Are RL's prompts written as those of SFT?
+        # A warning, if RL's prompts are not written as those that SFT showed.
         run.warn(refusals.prompt_warnings(policy, cfg, new_env))
         run.save(policy, optimizer, how)  # a resumed run need not do SFT again
     if state.updates == 0:  # a run that was killed after SFT resumes here
@@ -67,6 +67,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     reference = run.reference(policy)  # what --kl compares with; None without --kl
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
+    # once, what healthy numbers look like
     print(
         f"{healthy_values(cfg)}; …s + …s are the times to sample and to train\n"
         "signal, entropy and the other words: learn/glossary.md"

@@ -229,7 +229,8 @@ def beside(ours: str, rows: list[dict]) -> list[dict]:
             name: compare.differ(of[ours], theirs) for name, theirs in of.items() if name != ours
         }
         p = dict(zip(found, map(compare.small, compare.holm([p for _, p, _ in found.values()]))))
-        text = {name: f"{found[name][0].points()}, p {p[name]}" for name in found}
+        points = {name: found[name][0].within(-1.0, 1.0).points() for name in found}
+        text = {name: f"{points[name]}, p {p[name]}" for name in found}
         rows = [row | {how: text.get(row["name"], "")} for row in rows]
     return rows
 
@@ -424,7 +425,11 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe": lambda: made(  # each ingredient beside the default
-        beside("grpo", arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1") + arms("es")),
+        beside(
+            "grpo",
+            arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1", "all_weights")
+            + arms("es"),
+        ),
         {
             "letters, tier 6": "{what}",
             "rate": rate,
@@ -443,6 +448,17 @@ TABLES: dict[str, Callable[[], str]] = {
             "all lists right, greedy": exact(),
             "the first minus this": "{greedy}",
             "sampled": exact("sampled"),
+        },
+    ),
+    "recipe_old": lambda: made(  # samples of up to seven updates ago
+        beside("old_clip", [arm for arm in arms("recipe") if arm["name"].startswith("old_")]),
+        {
+            "letters, tier 6, 3 seeds": "{what}",
+            "rate": rate,
+            "right, greedy": exact(),
+            "`clip` minus this, greedy": "{greedy}",
+            "right, sampled": exact("sampled"),
+            "`clip` minus this, sampled": "{sampled}",
         },
     ),
     "recipe_passes": lambda: made(  # does MaxRL keep more ways open?

@@ -18,7 +18,8 @@ from env_letters import Letters
 from env_swarm import Swarm
 from helpers import Scripted
 from policy import Sample
-from rollout import expert_episode, play, take_turn
+from rollout import play, take_turn
+from sft import expert_episode
 
 FAMILIES = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf8"))
 NAMES = r"<\|\w+\|>|<｜[^>]+｜>|</?s>|<bos>|<eos>|<\w+_of_turn>|<sop>|\[gMASK\]|<BOS_TOKEN>"

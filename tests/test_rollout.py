@@ -26,7 +26,7 @@ from fast.sampler import PlainDecoder, TorchSampler
 from helpers import Scripted, spelled
 from learn.judge import REAL
 from policy import Sample
-from rollout import expert_episode
+from sft import expert_episode
 from steps import naive_logprobs
 
 

@@ -11,8 +11,8 @@ import torch
 import sft
 from bookkeeping.run import left_out
 from env_letters import Letters
-from rollout import Episode, expert_episode
-from sft import sft_batches, sft_step
+from rollout import Episode
+from sft import expert_episode, sft_batches, sft_step
 from steps import assert_close, gradients, naive_logprobs
 
 HUGE = 10**9  # tokens per micro-batch: everything at once

@@ -31,7 +31,7 @@ MAY = {
     "rollout": {"policy", "chat", "env_letters"},
     "batch": {"policy", "rollout"},  # rollout: its demo
     "grpo": {"policy", "batch", "rollout"},
-    "sft": {"policy", "batch", "rollout", "env_letters"},
+    "sft": {"policy", "batch", "chat", "rollout", "env_letters"},
     "settings": {*ENVS, "bridges/known"},  # the chosen environment; known tasks
     "evaluate": {"policy", "rollout", "metrics", "settings"},
     "fast": {"fast", *CORE - {"grpo", "sft"}},
