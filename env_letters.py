@@ -138,10 +138,10 @@ def question(task: Task, think: bool) -> str:
     if len(task.letters) > 1:
         letters, form = "letters", "counts as JSON"
     thinking = "Think first inside <think> and </think> if that helps. Then give"
-    how = thinking if think else "Do not think. Give"
+    instruction = thinking if think else "Do not think. Give"
     return (
         f'Count the {letters} {", ".join(task.letters)} in "{task.text}". '
-        f"{how} the {form} inside <answer> and </answer>."
+        f"{instruction} the {form} inside <answer> and </answer>."
     )
 
 

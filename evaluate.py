@@ -195,12 +195,12 @@ if __name__ == "__main__":
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     new_env = partial(make_env, Config(difficulty=1, sft_style="states"), 1)
-    how = {"max_tokens": 32, "sample_seed": 0}
+    limits = {"max_tokens": 32, "sample_seed": 0}
     sampler = PlainSampler(policy)
-    groups = play(policy, sampler, new_env, [*range(8)], 1, temperature=0.0, **how)
+    groups = play(policy, sampler, new_env, [*range(8)], 1, temperature=0.0, **limits)
     line = eval_line(0, "before", "tier 1", True, [e for [e] in groups])
     print("a line of evals.jsonl:", line)
     print("\ntier 1, greedy: exact", metrics.mean(line["exact"]))
-    groups = play(policy, sampler, new_env, [1, 2, 3], 4, temperature=1.0, **how)
+    groups = play(policy, sampler, new_env, [1, 2, 3], 4, temperature=1.0, **limits)
     line = {key: round(value, 3) for key, value in summarize(groups).items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", line)

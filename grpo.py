@@ -259,11 +259,11 @@ def update(
 
     Raises FloatingPointError before the step if the loss or the gradient is not finite.
     """
-    spec = LOSSES[cfg.loss]
-    weighted = weigh(episodes, spec, cfg)  # [(episode, weight of each of its tokens)]
+    rule = LOSSES[cfg.loss]  # a row of the table
+    weighted = weigh(episodes, rule, cfg)  # [(episode, weight of each of its tokens)]
     if not weighted:  # nothing to learn: no step
         return Updated()
-    batches = micro_batches(policy, weighted, spec, cfg, how)
+    batches = micro_batches(policy, weighted, rule, cfg, how)
     passes = []
     for _ in range(cfg.epochs):
         optimizer.zero_grad(set_to_none=True)
@@ -271,18 +271,18 @@ def update(
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
             # how.forward: policy.plain_forward, or a faster one of fast/
-            output = how.forward(policy, ids, mask, cfg.temperature, spec.needs_logits)
+            output = how.forward(policy, ids, mask, cfg.temperature, rule.needs_logits)
             if batch.old_logprobs is None:  # at a batch's first pass
                 # what the ratio divides by; an older policy's samples may weigh less
                 set_old_logprobs(batch, output, cfg)
-            ratio = RATIOS[spec.ratio](batch, output)  # [M]
-            gain = spec.gain(batch, output, ratio, spec.clip)  # [M]
+            ratio = RATIOS[rule.ratio](batch, output)  # [M]
+            gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
             loss = -(batch.weights * gain).sum()
             loss = loss + cfg.kl * (batch.weights * kl).sum()
             loss.backward()  # gradients of micro-batches add up
             total += loss.item()
-            found.append((batch, to_log(spec, batch, output, ratio, gain, kl)))
+            found.append((batch, to_log(rule, batch, output, ratio, gain, kl)))
         # clip the gradient, then optimizer.step(): policy.py
         loss, grad_norm = take_step(policy, optimizer, total, how)
         passes.append(found)
@@ -293,14 +293,14 @@ def update(
 
 
 def weigh(
-    episodes: list[Episode], spec: Loss, cfg
+    episodes: list[Episode], rule: Loss, cfg
 ) -> list[tuple[Episode, torch.Tensor]]:
     """The episodes to train on, each with the weight of one of its tokens."""
     scored = [e for e in episodes if has_score(e)]
     lengths = torch.tensor([e.reply_tokens for e in scored], dtype=torch.float32)
-    weights = token_weights(spec.weight, lengths, cfg.max_tokens)  # [N]
+    weights = token_weights(rule.weight, lengths, cfg.max_tokens)  # [N]
     weighted = [*zip(scored, weights)]
-    if cfg.kl > 0 or spec.needs_logits or spec.whole_groups:
+    if cfg.kl > 0 or rule.needs_logits or rule.whole_groups:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
     # episode needs no forward pass. It is left out now, but was counted in N above.
@@ -322,7 +322,7 @@ def token_weights(weight: str, lengths: torch.Tensor, max_tokens: int) -> torch.
 def micro_batches(
     policy: Policy,
     weighted: list[tuple[Episode, torch.Tensor]],
-    spec: Loss,
+    rule: Loss,
     cfg,
     how: How,
 ) -> list[Batch]:
@@ -331,10 +331,10 @@ def micro_batches(
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = how.deal(by_length)
     # If rows share the computation of their prompt, micro_tokens counts it once.
-    shared = how.shares_prompts and not spec.needs_logits
+    shared = how.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
-    pieces = cut([e for e, _ in mine], cfg.micro_tokens, shared, spec.whole_groups)
+    pieces = cut([e for e, _ in mine], cfg.micro_tokens, shared, rule.whole_groups)
     for indices in pieces:
         part = [mine[i] for i in indices]
         batch = collate([e for e, _ in part], pad, device)
@@ -394,9 +394,9 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def to_log(spec: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
+def to_log(rule: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
     """What a pass found of each sampled token, without gradients: {name: [M]}."""
-    unclipped = spec.gain(batch, output, ratio, NO_CLIP)  # [M]
+    unclipped = rule.gain(batch, output, ratio, NO_CLIP)  # [M]
     return {
         "logprobs": output.logprobs.detach(),
         "entropy": output.entropy_for_log,
@@ -462,12 +462,12 @@ if __name__ == "__main__":
     for title, probabilities in cases.items():
         print(f"\n{title}; the first is the good answer's, the others the bad one's")
         print(f"{'loss':10} {'ratio':24} value  gradient (minus: likelier)")
-        for name, spec in LOSSES.items():
+        for name, rule in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             output = Output(logprobs, torch.zeros(4), **unused)
-            weights = token_weights(spec.weight, lengths, 4)[batch.episode_of]
-            ratio = RATIOS[spec.ratio](batch, output)
-            value = -(weights * spec.gain(batch, output, ratio, spec.clip)).sum()
+            weights = token_weights(rule.weight, lengths, 4)[batch.episode_of]
+            ratio = RATIOS[rule.ratio](batch, output)
+            value = -(weights * rule.gain(batch, output, ratio, rule.clip)).sum()
             value.backward()
             ratios = " ".join(f"{x:.2f}" for x in ratio.tolist())
             gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())

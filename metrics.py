@@ -143,8 +143,12 @@ def of_any(values: np.ndarray, ends: tuple[float, float]) -> Interval:
     if n < FEW:
         reach = float(special.stdtrit(n - 1, 0.975) * values.std(ddof=1) / np.sqrt(n))
         return Interval(middle, middle - reach, middle + reach, n)
-    how = {"n_resamples": 5000, "method": "percentile", "rng": np.random.default_rng(0)}
-    low, high = stats.bootstrap((values,), np.mean, **how).confidence_interval
+    options = {
+        "n_resamples": 5000,
+        "method": "percentile",
+        "rng": np.random.default_rng(0),
+    }
+    low, high = stats.bootstrap((values,), np.mean, **options).confidence_interval
     return Interval(middle, float(low), float(high), n)
 
 

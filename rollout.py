@@ -320,8 +320,8 @@ if __name__ == "__main__":
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     new_env = lambda: Letters(1, "binary", think=True, style="bare")
-    how = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
-    [[e]] = play(policy, PlainSampler(policy), new_env, [2], **how)
+    limits = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
+    [[e]] = play(policy, PlainSampler(policy), new_env, [2], **limits)
     print("token              sampled  log-prob")
     for token, sampled, logprob in zip(e.token_ids, e.sampled, e.logprobs):
         said = f"policy {logprob:9.3f}" if sampled else "."
