@@ -50,6 +50,8 @@ LABELS = {
     },
     ("letters", "star"): STAR,
     ("longer", "star"): STAR,
+    ("recipe", "rank_1"): {"what": "LoRA of rank 1 (SFT, too)"},
+    ("recipe", "all_weights"): {"what": "all weights (SFT, too)"},
     ("real", "own"): {
         "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew "
         "in every update"
@@ -236,8 +238,9 @@ def beside(ours: str, rows: list[dict]) -> list[dict]:
 
 
 def rate(arm: dict) -> str:
-    """The learning rate that was best on development tasks."""
-    return re.findall(r"--lr (\S+)", arm["settings"])[-1]
+    """The learning rate that was best on development tasks; es.json's is a step along noise."""
+    [*_, found] = ["", *re.findall(r"--lr (\S+)", arm["settings"])]
+    return f"{found} (step)" if arm["name"] == "es" else found
 
 
 def tokens(arm: dict) -> str:
@@ -427,7 +430,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipe": lambda: made(  # each ingredient beside the default
         beside(
             "grpo",
-            arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1", "all_weights")
+            arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1", "all_weights", "start")
             + arms("es"),
         ),
         {
@@ -446,12 +449,23 @@ TABLES: dict[str, Callable[[], str]] = {
             "alphabet, three turns, 3 seeds": "{what}",
             "rate": rate,
             "all lists right, greedy": exact(),
-            "the first minus this": "{greedy}",
-            "sampled": exact("sampled"),
+            "per episode minus this, greedy": "{greedy}",
+            "all lists right, sampled": exact("sampled"),
+            "per episode minus this, sampled": "{sampled}",
         },
     ),
     "recipe_old": lambda: made(  # samples of up to seven updates ago
-        beside("old_clip", [arm for arm in arms("recipe") if arm["name"].startswith("old_")]),
+        beside(
+            "old_clip",
+            stages(
+                "recipe",
+                old_none="`none`: not corrected",
+                old_clip="`clip`",
+                old_token="`token`",
+                old_token_mask="`token_mask` (IcePop)",
+                old_sequence_mask="`sequence_mask` (TRL's default)",
+            ),
+        ),
         {
             "letters, tier 6, 3 seeds": "{what}",
             "rate": rate,
