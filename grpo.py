@@ -188,8 +188,8 @@ class Loss:
                   "token", 1 / S: every token weighs the same;
                   "longest", 1 / (N · max_tokens): the same for every batch
     divide        what advantages are divided by (group_advantages)
-    needs_logits  does `gain` read output.entropy or output.logits? That takes memory
-                  for M · V numbers
+    needs_logits  does `gain` read output.entropy, output.logits or output.hidden? That
+                  takes memory for M · V numbers
     whole_groups  does `gain` compare the episodes of a group? Then a group is never
                   cut into micro-batches. With either of these two, it also sees
                   episodes whose advantage is 0

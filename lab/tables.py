@@ -443,6 +443,17 @@ TABLES: dict[str, Callable[[], str]] = {
             "thousand tokens sampled, trained on": tokens,
         },
     ),
+    "recipe_weights": lambda: made(
+        arms("recipe", "all_weights", "all_weights_longer"),
+        {
+            "letters, tier 6": "{what}",
+            "seeds": seeds,
+            "rate": rate,
+            "right, greedy": exact(),
+            "right, sampled": exact("sampled"),
+            "thousand tokens sampled, trained on": tokens,
+        },
+    ),
     "recipe_turns": lambda: made(
         beside("per_episode", arms("recipe", "per_episode", "per_turn")),
         {

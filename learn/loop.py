@@ -65,7 +65,8 @@ def learn(policy, optimizer, episodes: list) -> float:
         batch = collate([differ[i] for i in rows], policy.tokenizer.pad_token_id, policy.device)
         output = plain_forward(policy, batch.ids, batch.mask, cfg.temperature)  # of M tokens
         advantages = torch.tensor([a for e in batch.episodes for a in e.advantages])  # [M]
-        # Any loss can stand here: output has logprobs [M], entropy [M] and logits [M, V].
+        # Any loss can stand here: output has logprobs [M], entropy [M], logits [M, V] and hidden
+        # [M, D].
         loss = -(advantages.to(policy.device) * output.logprobs).sum() / n
         loss.backward()  # the gradients of the pieces add up
         total += loss.item()
