@@ -389,6 +389,7 @@ LENGTHS = {
     "climbs": "climbs",
     "tier7": "tier 7 from the start",
     "star": "tier 7, STaR",
+    "rft": "tier 7, RFT",
     "tier6": "stays on tier 6",
     "begun": "begun",
     "base": "the base",
@@ -524,6 +525,7 @@ TABLES: dict[str, Callable[[], str]] = {
         stages(
             "longer",
             begun="the base, with the first tokens of a derivation given",
+            rft="RFT: samples of the base, drawn once, the right ones imitated",
             star="STaR: five rounds, each with new samples, the right ones imitated",
             tier7="GRPO: samples anew in every update, compared with their group",
         ),
@@ -570,7 +572,10 @@ TABLES: dict[str, Callable[[], str]] = {
             "right anywhere": mean("found", ".1%"),
             "GRPO minus this; 98.3% if seeds were added": gain(
                 "grpo",
-                but=("base", "grpo_more", "way_grpo", "maxrl_bfloat16", "true_answers", "rft"),
+                but=(
+                    *("base", "grpo_more", "way_grpo", "maxrl_bfloat16"),
+                    *("true_answers", "rft", "star"),
+                ),
             ),
         },
     ),
@@ -598,7 +603,7 @@ TABLES: dict[str, Callable[[], str]] = {
         ("MaxRL minus GRPO", "maxrl_bfloat16", "grpo_bfloat16"),
     ),
     "why_kinds": lambda: made(
-        arms("real", "start", "grpo_bfloat16", "rft", "true_answers"),
+        arms("real", "start", "grpo_bfloat16", "rft", "star", "true_answers"),
         {
             "SmolLM2's sums, held out": "{what}",
             "seeds": seeds,
@@ -611,6 +616,8 @@ TABLES: dict[str, Callable[[], str]] = {
         "real",
         ("SFT on the answers of 1,280 questions minus GRPO", "true_answers", "grpo_bfloat16"),
         ("RFT minus GRPO", "rft", "grpo_bfloat16"),
+        ("STaR minus GRPO", "star", "grpo_bfloat16"),
+        ("STaR minus RFT", "star", "rft"),
     ),
     "real_letters": lambda: made(  # SmolLM2's letters
         arms("real_letters"),
