@@ -50,6 +50,7 @@ LABELS = {
     },
     ("letters", "star"): STAR,
     ("longer", "star"): STAR,
+    ("real", "star"): {"what": "in place of GRPO: " + STAR["what"] + ", products in bfloat16"},
     ("recipe", "rank_1"): {"what": "LoRA of rank 1 (SFT, too)"},
     ("recipe", "all_weights"): {"what": "all weights (SFT, too)"},
     ("real", "own"): {
