@@ -265,24 +265,26 @@ def plain_forward(
 
 
 def hidden_and_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor):
-    """What the head reads and writes where it predicts a masked token: [M, D], [M, V].
+    """What the head reads and writes where it predicts a masked token.
 
-    It is given the hidden states of these M positions only. The logits of all positions
-    would be N·T·V numbers, and V is 151,936 for Qwen3. Computing them is the most
-    common way for RL code to run out of memory.
+    Hidden states [M, D] and logits [M, V], float32. The head is given the hidden states
+    of these M positions only. The logits of all positions would be N·T·V numbers, and V
+    is 151,936 for Qwen3. Computing them is the most common way for RL code to run out
+    of memory.
     """
-    read = []
+    kept = []
 
     def only_masked(head, inputs):
-        read.append(inputs[0][mask])  # [N, T-1, D] -> [M, D]
-        return tuple(read)
+        hidden = inputs[0][mask]  # [N, T-1, D] -> [M, D]
+        kept.append(hidden)
+        return (hidden,)
 
     hook = policy.lm.get_output_embeddings().register_forward_pre_hook(only_masked)
     try:
         logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits.float()
     finally:
         hook.remove()
-    return read[0], logits
+    return kept[0].float(), logits
 
 
 def logprobs_and_entropy(

@@ -238,10 +238,22 @@ def beside(ours: str, rows: list[dict]) -> list[dict]:
     return rows
 
 
+def both_ways(ours: str, right: str = "right") -> dict[str, Cell]:
+    """The columns of rows that come from `beside`. Evolution strategies were not sampled."""
+    return {
+        f"{right}, greedy": bold(exact()),
+        f"{ours} minus this, greedy": "{greedy}",
+        f"{right}, sampled": lambda arm: exact("sampled")(arm) if arm["name"] != "es" else "",
+        f"{ours} minus this, sampled": "{sampled}",
+    }
+
+
 def rate(arm: dict) -> str:
     """The learning rate that was best on development tasks; es.json's is a step along noise."""
-    [*_, found] = ["", *re.findall(r"--lr (\S+)", arm["settings"])]
-    return f"{found} (step)" if arm["name"] == "es" else found
+    rates = re.findall(r"--lr (\S+)", arm["settings"])
+    if not rates:  # it learnt by SFT alone
+        return ""
+    return f"{rates[-1]} (step)" if arm["name"] == "es" else rates[-1]
 
 
 def tokens(arm: dict) -> str:
@@ -438,10 +450,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "letters, tier 6": "{what}",
             "rate": rate,
-            "right, greedy": bold(exact()),
-            "GRPO minus this, greedy": "{greedy}",
-            "right, sampled": lambda arm: exact("sampled")(arm) if arm["name"] != "es" else "",
-            "GRPO minus this, sampled": "{sampled}",
+            **both_ways("GRPO"),
             "thousand tokens sampled, trained on": tokens,
         },
     ),
@@ -461,10 +470,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "alphabet, three turns, 3 seeds": "{what}",
             "rate": rate,
-            "all lists right, greedy": exact(),
-            "per episode minus this, greedy": "{greedy}",
-            "all lists right, sampled": exact("sampled"),
-            "per episode minus this, sampled": "{sampled}",
+            **both_ways("per episode", "all lists right"),
         },
     ),
     "recipe_old": lambda: made(  # samples of up to seven updates ago
@@ -482,10 +488,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "letters, tier 6, 3 seeds": "{what}",
             "rate": rate,
-            "right, greedy": exact(),
-            "`clip` minus this, greedy": "{greedy}",
-            "right, sampled": exact("sampled"),
-            "`clip` minus this, sampled": "{sampled}",
+            **both_ways("`clip`"),
         },
     ),
     "recipe_passes": lambda: made(  # does MaxRL keep more ways open?
@@ -574,8 +577,13 @@ TABLES: dict[str, Callable[[], str]] = {
             "GRPO minus this; 98.3% if seeds were added": gain(
                 "grpo",
                 but=(
-                    *("base", "grpo_more", "way_grpo", "maxrl_bfloat16"),
-                    *("true_answers", "rft", "star"),
+                    "base",
+                    "grpo_more",
+                    "way_grpo",
+                    "maxrl_bfloat16",
+                    "true_answers",
+                    "rft",
+                    "star",
                 ),
             ),
         },
