@@ -320,5 +320,7 @@ def open_tasks(economy: Economy) -> list[Task]:
 
 def work_text(description: str) -> str:
     """Diligent work: it names its task and says what was done, in about 140 characters."""
-    done = "I check the data and the method, measure the risk, and give a clear summary"
-    return f"I {description}. {done} with a plan for the team."
+    return (
+        f"I {description}. I check the data and the method, measure the risk, "
+        "and give a clear summary with a plan for the team."
+    )

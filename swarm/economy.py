@@ -57,8 +57,6 @@ following open, and we chose (swarm/tools.py has the choices about single tools)
     breaker    freezes members of low reputation at the end of a step, and they lose their claims.
                In v0.2 they return three steps later: the published appeal is always granted, and
                there is no tool for it.
-
-Run me: `python -m swarm.economy` judges nonsense and work in both versions, and pays for them.
 """
 
 import math
@@ -416,9 +414,9 @@ def book(economy: Economy, name: str, mechanism: str, amount: float) -> float:
 
 def tax_rate(version: str, rate: float, resources: float, average: float) -> float:
     """v0.1: flat. v0.2: the rate times 1 + resources / average, so the rich pay a larger share."""
-    if version == "0.1":
-        return min(rate, MOST_TAX)
-    return min(rate * (1 + (resources / average if average > 0 else 1.0)), MOST_TAX)
+    if version == "0.2":
+        rate *= 1 + (resources / average if average > 0 else 1.0)
+    return min(rate, MOST_TAX)
 
 
 def earn(economy: Economy, name: str, mechanism: str, amount: float) -> float:
@@ -507,13 +505,3 @@ def lapse(economy: Economy) -> None:
             del economy.proposals[proposal.id]
             if proposal.proposer == ME:
                 tell(economy, f"{proposal.id} to {proposal.receiver} lapsed")
-
-
-if __name__ == "__main__":
-    task = "review the supply budget for river transport"
-    work = "The supply budget for river transport: a review of what was paid and what is due."
-    print("80 characters by a member of reputation 50: what a bounty of 14 pays:")
-    for version, text in (("0.1", "x" * 80), ("0.1", work), ("0.2", "x" * 80), ("0.2", work)):
-        quality = content_quality(text[:80], version, 0.4, task)
-        payment = 14 * (2 * work_label(quality, 50) - 1)
-        print(f"  v{version}  quality {quality:.2f}  pays {payment:+5.1f}  {text:.40}")
