@@ -225,11 +225,9 @@ class Swarm:
         self.ended = text_ends or economy.step > LAST_STEP
         if self.ended:
             return [], True
-        hint = ""
-        about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
-        if about_work and self.version == "0.2":
-            claimed, submitted = self.used["claim_task"], self.used["submit_work"]
-            hint = f"claimed {claimed}, submitted {submitted}"
+        hint, claim, submit = "", "claim_task", "submit_work"
+        if turn.ok and turn.tool in (claim, submit) and self.version == "0.2":
+            hint = f"claimed {self.used[claim]}, submitted {self.used[submit]}"
         before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         text = observe(self.seen, result, hint, before)
@@ -352,11 +350,17 @@ def entropy(counts) -> float:
 # --------------------------------------------------------------------------- for people
 
 
-def play(env: Swarm, seed: int) -> dict[str, float]:
-    """A whole episode of the scripted player; returns its score."""
-    env.reset(seed)
-    while not env.step(env.expert_reply())[1]:
-        pass
+def play(env: Swarm, seed: int, aloud: bool = False) -> dict[str, float]:
+    """A whole episode of the scripted player; returns its score.
+
+    aloud: print it message by message, as the model sees it.
+    """
+    messages, done = env.reset(seed), False
+    while not done:
+        reply = env.expert_reply()
+        if aloud:
+            print(f"{messages[0]['content']}\n\n{reply}\n")
+        messages, done = env.step(reply)
     return env.score()
 
 
@@ -368,29 +372,17 @@ def brief(turn: Turn) -> str:
     return " ".join([turn.tool, *map(short, turn.arguments.values())])
 
 
-def play_aloud(env: Swarm, seed: int) -> None:
-    """An episode of the scripted player, message by message, as the model sees it."""
-    messages, done = env.reset(seed), False
-    while not done:
-        reply = env.expert_reply()
-        print(f"{messages[0]['content']}\n\n{reply}\n")
-        messages, done = env.step(reply)
-    print(f"the end: {env.log[-1].result}")
-    print_score(env)
+def print_episode(env: Swarm, seed: int, aloud: bool) -> None:
+    """Play it, then print one line per turn, and how the score is made up.
 
-
-def print_turns(env: Swarm, seed: int) -> None:
-    """One line per turn: the call, its result, and what else happened in that step."""
-    play(env, seed)
+    A line has the call, its result, and what else happened in that step.
+    """
+    scores = play(env, seed, aloud)
     for step, turn in enumerate(env.log, start=1):
         events = [text for at, text in env.economy.events if at == step]
         news = "; ".join([turn.result, *events])
         print(f"{step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
-    print_score(env)
-
-
-def print_score(env: Swarm) -> None:
-    scores, scenario = env.score(), env.economy.scenario
+    scenario = env.economy.scenario
     me, *bots = env.economy.members.values()
     weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
     terms = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
@@ -433,10 +425,8 @@ def main(
     env = Swarm(difficulty, version, style=evaluate or play or "expert")
     if evaluate:
         print_metrics(env, n)
-    elif play:
-        play_aloud(env, scenario)
     else:
-        print_turns(env, scenario)
+        print_episode(env, scenario, aloud=play is not None)
 
 
 if __name__ == "__main__":
