@@ -35,9 +35,6 @@ from settings import Config, env_kind, env_name, levels_of, make_env
 # tasks, they would not be held out for long.
 HELD_OUT_SEEDS = 4_000_000_000
 EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
-HOW_TO_MEND = (
-    "mend the environment and --resume, with --env again if it is a file of your own"
-)
 
 
 # ------------------------------------------------------------------- what is evaluated
@@ -115,10 +112,6 @@ def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
     }
 
 
-def known(values: list[float | None]) -> list[float]:
-    return [x for x in values if x is not None]
-
-
 def eval_line(
     update: int,
     stage: str,
@@ -161,7 +154,10 @@ def summarize(groups: list[list[Episode]]) -> dict:
     # advantages divided by a small deviation are mostly noise (picoRL's diagnosis).
     spread = np.mean([np.std([e.reward for e in g]) for g in played])
     average = lambda values: sum(values) / len(values)
-    scores = {name: average(known(x)) for name, x in parts(episodes).items()}
+    scores = {
+        name: average([x for x in values if x is not None])
+        for name, values in parts(episodes).items()
+    }
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]
     # what exact answers earned
     paid = {"exact_reward": average(exact)} if exact else {}
@@ -185,7 +181,10 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
     played = [g for g in played if g]
     if not played:
         first = next(e.error for g in groups for e in g)
-        raise ValueError(f"every episode ended in an error ({first}); {HOW_TO_MEND}")
+        raise ValueError(
+            f"every episode ended in an error ({first}); mend the environment and "
+            "--resume, with --env again if it is a file of your own"
+        )
     return played
 
 

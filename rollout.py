@@ -107,10 +107,6 @@ class Player:
     reply: Sample | None = None  # just sampled, not yet said
     cache: object = None  # keys and values of earlier tokens, if the sampler keeps them
 
-    def reply_seed(self, sample_seed: int) -> tuple[int, int, int, int]:
-        """The seed of its next reply's random numbers."""
-        return sample_seed, self.episode.seed, self.member, self.episode.turns
-
 
 def play(
     policy: Policy,
@@ -139,7 +135,11 @@ def play(
     players = sum(groups, [])
     while active := still_playing(players):
         sample_each(sampler, active, max_tokens, temperature, sample_seed)
-        take_turns(policy, active, longest_prompt)
+        for player in active:
+            sample, player.reply = player.reply, None
+            take_turn(policy, player.episode, player.env, sample, longest_prompt)
+            # whoever plays on keeps the reply's cache
+            player.cache = None if player.episode.stop_reason else sample.cache
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
@@ -156,7 +156,6 @@ def sample_each(
     # Unless max_turns is 1, the sampler keeps its cache, so that the next turn reads
     # only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
-    limits = (max_tokens, temperature)
     groups = with_one_prompt(players)
     # A call samples so many replies to each prompt. In letters there is one call, with
     # the run's k. Later turns need one per size of group: some episodes have ended, and
@@ -164,9 +163,14 @@ def sample_each(
     for size in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]
-        seeds = [[player.reply_seed(seed) for player in group] for group in same]
+        seeds = [
+            [(seed, p.episode.seed, p.member, p.episode.turns) for p in group]
+            for group in same
+        ]
         caches = [group[0].cache for group in same]
-        rows = sampler.sample(prompts, size, *limits, seeds, caches=caches, keep=keep)
+        rows = sampler.sample(
+            prompts, size, max_tokens, temperature, seeds, caches=caches, keep=keep
+        )
         for player, sample in zip(sum(same, []), sum(rows, [])):
             player.reply = sample
 
@@ -237,14 +241,6 @@ def open_group(
                 )
             append_given(p.episode, ids)
     return group
-
-
-def take_turns(policy: Policy, players: list[Player], longest_prompt: int) -> None:
-    """Each player says its reply, and keeps the reply's cache if it plays on."""
-    for player in players:
-        sample, player.reply = player.reply, None
-        take_turn(policy, player.episode, player.env, sample, longest_prompt)
-        player.cache = None if player.episode.stop_reason else sample.cache
 
 
 def take_turn(
