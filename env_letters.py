@@ -36,15 +36,13 @@ The reward is decided in score_reply. Any string is a legal reply: garbage lower
 reward but is not an error. The same seed and the same replies give the same score on
 any machine.
 
-Run me: `python env_letters.py` plays one task with each expert and three bad players;
-`python env_letters.py partial` pays for what is right in part.
+Run me: `python env_letters.py` plays one task with each expert and three bad players.
 """
 
 import json
 import random
 import re
 import string
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -326,8 +324,7 @@ class Letters:
 
 
 if __name__ == "__main__":
-    kind = sys.argv[1] if len(sys.argv) > 1 else "binary"  # or "partial"
-    env = Letters(difficulty=6, reward_kind=kind, think=True, style="derives")
+    env = Letters(difficulty=6, reward_kind="binary", think=True, style="derives")
     print("user      ", env.reset(seed=7)[0]["content"])
     print("truth     ", dict(zip(env.task.letters, env.task.counts)))
     zeros = f"<answer>{json.dumps(dict.fromkeys(env.task.letters, 0))}</answer>"

@@ -437,9 +437,5 @@ if __name__ == "__main__":
     mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1  # [1, T-1]
     with torch.no_grad():
         now = plain_forward(policy, ids, mask).logprobs  # [M]
-        with policy.model.disable_adapter():
-            base = plain_forward(policy, ids, mask).logprobs  # [M]
     gap = (now - torch.tensor(sample.logprobs)).abs().max().item()
     print(f"one pass over all tokens finds the same log-probs, but for {gap:.0e} nats")
-    gap = (now - base).abs().max().item()
-    print(f"LoRA changes them by {gap} before training, because B is zero")

@@ -158,13 +158,9 @@ if __name__ == "__main__":
     from env_letters import Letters
     from policy import PICO, load_policy
 
-    policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
+    policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     env = Letters(3, "binary", think=True, style="states")
     episode = expert_episode(policy, env, seed=5)
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
     print("the tokens in brackets are learnt:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))
-    optimizer = adam(policy, 1e-4)  # the default for models of this size
-    for step in range(5):
-        loss, _ = sft_step(policy, optimizer, [episode], 8192)
-        print(f"step {step}  loss {loss:.3f}")
