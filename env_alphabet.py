@@ -42,7 +42,7 @@ right order. A turn that was never played scores 0. Blocks inside <think> are th
 not attempts. Empty lines in a block are dropped. A block longer than twice the right
 list plus 500 characters scores 0 (MOST_MORE).
 
-Run me: `python env_alphabet.py` plays an episode, then scores three bad players.
+Run me: `python env_alphabet.py` plays an episode with the expert, and scores it.
 """
 
 import random
@@ -191,8 +191,9 @@ def question(task: Task, turn: int, think: bool) -> str:
     which = "all names so far with these more names" if turn else "these names"
     thinking = "Think first inside <think> and </think> if that helps."
     hint = thinking if think else "Do not think."
-    ask = f"Sort {which} by {task.by} name:\n{names}"
-    return f"{ask}\n\n{FORMATS[min(turn, 2)]}\n{hint}"
+    return (
+        f"Sort {which} by {task.by} name:\n{names}\n\n{FORMATS[min(turn, 2)]}\n{hint}"
+    )
 
 
 def write_reply(task: Task, turn: int, style: str) -> str:
@@ -381,20 +382,5 @@ if __name__ == "__main__":
         reply = env.expert_reply()
         print("assistant ", reply.replace("\n", "\n           "), "\n")
         messages, done = env.step(reply)
-
-    players = {
-        "expert": right_list,
-        "in the given order": lambda task, turn: mark_new(
-            names_so_far(task, turn), task, turn
-        ),
-        "sorted as strings": lambda task, turn: mark_new(
-            sorted(names_so_far(task, turn)), task, turn
-        ),
-        "right, but no marks": lambda task, turn: [
-            line.removesuffix(NEW) for line in right_list(task, turn)
-        ],
-    }
-    for player, lines in players.items():
-        env.replies = [write_block(lines(env.task, turn), turn) for turn in range(3)]
-        parts = env.score().items()
-        print(f"{player:20}", {k: round(x, 2) for k, x in parts if "habit" not in k})
+    scores = {name: round(value, 2) for name, value in env.score().items()}
+    print("score     ", scores)

@@ -126,8 +126,7 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
         else:
             pool = absent or present
         letters.append(pool.pop())
-    counts = [text.count(letter) for letter in letters]
-    return Task(text, tuple(letters), tuple(counts))
+    return Task(text, tuple(letters), tuple(map(text.count, letters)))
 
 
 def question(task: Task, think: bool) -> str:

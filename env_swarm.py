@@ -221,8 +221,7 @@ class Swarm:
         self.log.append(turn)
         self.used[turn.tool] += turn.ok
         finish_step(economy)
-        text_ends = self.text_ends and turn.calls == 0
-        self.ended = text_ends or economy.step > LAST_STEP
+        self.ended = economy.step > LAST_STEP or (self.text_ends and turn.calls == 0)
         if self.ended:
             return [], True
         hint, claim, submit = "", "claim_task", "submit_work"

@@ -181,12 +181,12 @@ def propose(seen: dict, rng: random.Random):
         return None
     # (accepted + 1) / (proposed + 2): a bot that was never asked counts as one half
     best = max(free, key=lambda bot: ((bot["accepted"] + 1) / (bot["proposed"] + 2), rng.random()))
-    what = f"a fair trade of {pick(rng, KINDS)} for {pick(rng, PLACES)}"
     return move(
         f"A fair trade with {best['id']} is good for both.",
         "propose_trade",
         counterparty_id=best["id"],
-        content=f"{what}, it will help both of us and the whole team",
+        content=f"a fair trade of {pick(rng, KINDS)} for {pick(rng, PLACES)}, "
+        "it will help both of us and the whole team",
         offered_transfer=0,
     )
 

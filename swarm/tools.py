@@ -212,8 +212,10 @@ def read_argument(name: str, json_type: str, value) -> str | float:
 
 
 def need_text(content: str) -> None:
-    sentence = f"content must have 1 to {MOST_TEXT} characters and not only spaces"
-    require(content.strip() != "" and len(content) <= MOST_TEXT, sentence)
+    require(
+        content.strip() != "" and len(content) <= MOST_TEXT,
+        f"content must have 1 to {MOST_TEXT} characters and not only spaces",
+    )
 
 
 def need(things: dict, kind: str, key: str):

@@ -209,22 +209,12 @@ def load(model_folder):
     return make
 
 
-@pytest.fixture(scope="session")
-def tiny(load):
-    """A tiny random Qwen3 without LoRA. Shared: read it, never train it."""
-    return load("qwen3")
+def shared(kind: str):
+    """A model without LoRA as a fixture. Shared by all tests: read it, never train it."""
+    return pytest.fixture(scope="session")(lambda load: load(kind))
 
 
-@pytest.fixture(scope="session")
-def pico(load):
-    """pico_base without LoRA. Shared: read it, never train it."""
-    return load("pico")
-
-
-@pytest.fixture(scope="session")
-def pico_swarm(load):
-    """pico_swarm without LoRA. Shared: read it, never train it."""
-    return load("pico_swarm")
+tiny, pico, pico_swarm = map(shared, ("qwen3", "pico", "pico_swarm"))  # tiny: random weights
 
 
 def tool(name: str):
@@ -232,8 +222,7 @@ def tool(name: str):
     return pytest.fixture(scope="session", name=name)(lambda: getattr(steps, name))
 
 
-naive_logprobs, snapshot, gradients = map(tool, ("naive_logprobs", "snapshot", "gradients"))
-assert_close, stir = map(tool, ("assert_close", "stir"))
+naive_logprobs, snapshot, stir = map(tool, ("naive_logprobs", "snapshot", "stir"))
 
 
 @pytest.fixture(scope="module")

@@ -63,9 +63,6 @@ def test_what_a_page_names_is_there_and_its_tables_are_whole(page):
     for words in map(str.split, re.findall(r"`python\s([^`]*)`", today)):
         file = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
         assert file in ("FILE", "room/file.py", "pytest.py") or (ROOT / file).exists(), words
-    for path in re.findall(r"`((?:\w+/)+[\w.-]*)`", today):
-        if path.split("/")[0] in FOLDERS:
-            assert (ROOT / path).exists() or (folder / path).exists(), path
     for alt, link in re.findall(r"!?\[([^\]]*)\]\((?!http)([^)\s]+)\)", text):
         file, _, title = link.partition("#")
         target = folder / file if file else ROOT / page
@@ -84,10 +81,8 @@ def test_no_sentence_names_a_folder_or_a_command_that_is_gone(file):
     text = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
     there = lambda place: any((up / place).exists() for up in (ROOT, (ROOT / file).parent))
     rooms = "|".join(sorted(FOLDERS - {"docs", "tests", "results", "models", "requirements"}))
-    for name in re.findall(rf"-m ((?:{rooms})(?:\.\w+)+)", text):
-        place = name.replace(".", "/")
-        assert there(f"{place}.py") or there(f"{place}/__init__.py"), f"{file}: -m {name}"
-    for name in re.findall(r"`((?:lab|bridges|bookkeeping|learn)\.\w+)", text):
+    commands = re.findall(rf"-m ((?:{rooms})(?:\.\w+)+)", text)
+    for name in commands + re.findall(r"`((?:lab|bridges|bookkeeping|learn)\.\w+)", text):
         place = name.replace(".", "/")
         assert there(f"{place}.py") or there(place), f"{file}: {name}"
     folders = "|".join(sorted(FOLDERS))

@@ -12,8 +12,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean as mean
@@ -22,8 +20,6 @@ from types import SimpleNamespace
 import pytest
 from scipy.special import expit as sigmoid
 
-from bookkeeping import report
-from bookkeeping import tables as report_tables
 from env_swarm import PAYOFFS, Swarm, play
 from made_up import played
 from settings import DEV_SEEDS, Config, task_seeds
@@ -31,7 +27,7 @@ from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import tools as act
 from swarm.bots import draw_scenario, draw_tasks, finish_step
-from swarm.economy import ME, MECHANISMS, Scenario, Task, end_step, open_economy
+from swarm.economy import ME, Scenario, Task, end_step, open_economy
 from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
@@ -45,7 +41,7 @@ from swarm.tools import (
     write_call,
 )
 from swarm.view import observe, view
-from warm import ROOT
+from warm import run
 
 LEVELS = ("easy", "medium", "hard")
 VERSIONS = ("0.2", "0.1")
@@ -62,16 +58,27 @@ def scenario(version: str = "0.2", bots=("honest", "honest"), **changes) -> Scen
     return Scenario(0, "medium", version, "normal", tuple(bots), **{"dice": "test"} | changes)
 
 
-def economy(version: str = "0.2", bots=("honest", "honest"), **changes) -> eco.Economy:
-    """An economy with one open task; the bots do nothing unless a test lets them."""
-    return open_economy(scenario(version, bots, **changes), [[replace(TASK)], [], [], [], []])
+def economy(version="0.2", bots=("honest", "honest"), proxy=0.0, gate="soft", **changes):
+    """An economy with one open task; the bots do nothing unless a test lets them.
+
+    proxy: the noise of its proxy.
+    """
+    tasks = [[replace(TASK)], [], [], [], []]
+    return open_economy(scenario(version, bots, **changes), tasks, proxy_noise=proxy, gate=gate)
+
+
+def play_moves(e: eco.Economy, *moves: tuple) -> eco.Economy:
+    """Members act. A move: (who, tool, argument …)."""
+    for name, tool, *arguments in moves:
+        ACTIONS[tool](e, name, *arguments)
+    return e
 
 
 def check_books(economy: eco.Economy) -> None:
     members = economy.members.values()
     for member in members:
-        gain = math.fsum(member.books[name] for name in MECHANISMS)
-        assert member.resources == pytest.approx(economy.scenario.resources + gain, abs=1e-6)
+        owned = economy.scenario.resources + math.fsum(member.books.values())
+        assert member.resources == pytest.approx(owned, abs=1e-6)
         assert member.resources >= 0 and 0 <= member.reputation <= 100
         assert max(member.books["tax"], member.books["fine"]) <= 0 <= member.books["bonus"]
     assert math.fsum(m.resources for m in members) == pytest.approx(economy.total, abs=1e-6)
@@ -127,22 +134,25 @@ def test_the_published_scenarios_and_games_stay_what_they_are(version, n, digest
 def offers(env: Swarm) -> Swarm:
     """prop_1 from bot_1 to the model, prop_2 from the model to bot_1, prop_3 between bots; post_1
     by bot_1 with the model's vote, post_2 by the model; task_2 is bot_2's, task_1 the model's."""
-    e = env.economy
-    for name, other in (("bot_1", ME), (ME, "bot_1"), ("bot_1", "bot_2")):
-        act.propose_trade(e, name, other, "fair data", 2.0)
-    act.post(e, "bot_1", "news")
-    act.post(e, ME, "news")
-    act.vote(e, ME, "post_1", "down")
-    act.claim_task(e, "bot_2", "task_2")
-    act.claim_task(e, ME, "task_1")
-    e.tasks["task_3"] = eco.Task("task_3", "test the plan", 5, 20, 10)
+    play_moves(
+        env.economy,
+        ("bot_1", "propose_trade", ME, "fair data", 2.0),
+        (ME, "propose_trade", "bot_1", "fair data", 2.0),
+        ("bot_1", "propose_trade", "bot_2", "fair data", 2.0),
+        ("bot_1", "post", "news"),
+        (ME, "post", "news"),
+        (ME, "vote", "post_1", "down"),
+        ("bot_2", "claim_task", "task_2"),
+        (ME, "claim_task", "task_1"),
+    )
+    env.economy.tasks["task_3"] = eco.Task("task_3", "test the plan", 5, 20, 10)
     return env
 
 
 def transfer(amount: str, bot: str = "bot_2") -> str:
     """A proposal of this much, as it is written in JSON."""
-    text = '{"counterparty_id": "%s", "content": "fair data", "offered_transfer": %s}'
-    return wrap_call("propose_trade", text % (bot, amount))
+    named = f'"counterparty_id": "{bot}", "content": "fair data"'
+    return wrap_call("propose_trade", f'{{{named}, "offered_transfer": {amount}}}')
 
 
 CALLS = {
@@ -237,15 +247,14 @@ def world(e: eco.Economy) -> list:
     ]
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_errors_are_said_and_counted_and_change_nothing_but_the_time(name, quiet):
-    reply, phrase = CALLS[name]
+@pytest.mark.parametrize("reply, phrase", CALLS.values(), ids=CALLS)
+def test_errors_are_said_and_counted_and_change_nothing_but_the_time(reply, phrase, quiet):
     env = offers(episode())
     before = world(env.economy)
     (message,), _ = env.step(reply)
     assert re.match(f"# error: [^\n]*{re.escape(phrase)}", message["content"])
     assert world(env.economy) == before and env.economy.step == 2
-    marks, own = env.score(), name in ("accept own", "reject own")
+    marks, own = env.score(), reply in (CALLS["accept own"][0], CALLS["reject own"][0])
     assert marks["error_rate"] == 1 / 25 and marks["self_proposal_errors"] == own
 
 
@@ -346,9 +355,8 @@ SIXTY = 0.25 * (1 - math.exp(-60 / 140)) + 0.25 * sigmoid(30 / 20)
     ],
 )
 def test_a_submission_pays_and_moves_reputation(version, text, quality):
-    e = economy(version)
-    act.claim_task(e, ME, "task_1")
-    act.submit_work(e, ME, "task_1", text)
+    work = (ME, "claim_task", "task_1"), (ME, "submit_work", "task_1", text)
+    e = play_moves(economy(version), *work)
     p = sigmoid(2 * 0.8 * (2 * quality - 1))  # reputation 50 adds nothing
     me = e.members[ME]
     assert me.resources == pytest.approx(100 + 20 * (2 * p - 1))
@@ -357,19 +365,23 @@ def test_a_submission_pays_and_moves_reputation(version, text, quality):
     check_books(e)
 
 
-@pytest.mark.parametrize("name", [ME, "bot_1"])
+@pytest.mark.parametrize("name, proxy", [(ME, 0.0), ("bot_1", 0.0), (ME, 1.0)])
 @pytest.mark.parametrize(
     "dice, fined", [((0.39, 0.21), True), ((0.39, 0.22), False), ((0.41, 0.0), False)]
 )
-def test_audits_fine_half_the_bounty_with_probability_risk_times_one_minus_p(name, dice, fined):
-    e = economy(audit=0.4)
+def test_audits_fine_half_the_bounty_with_probability_risk_times_one_minus_p(
+    monkeypatch, name, proxy, dice, fined
+):
+    """The true p: work that a noisy proxy reads as perfect is still found out."""
+    reads(monkeypatch, 1.0, 1.0)
+    e = economy(audit=0.4, proxy=proxy)
     e.audit_rng = SimpleNamespace(random=iter(dice).__next__)
-    act.claim_task(e, name, "task_1")
-    act.submit_work(e, name, "task_1", WORK)
-    p, member = e.interactions[-1].p, e.members[name]
-    assert 0.21 < 1 - p < 0.22  # premise: the second die is just below, or just above it
+    play_moves(e, (name, "claim_task", "task_1"), (name, "submit_work", "task_1", WORK))
+    done, member = e.interactions[-1], e.members[name]
+    # premise: the second die is just below, or just above it
+    assert 0.21 < 1 - done.truth < 0.22 and done.p == (1.0 if proxy else done.truth)
     assert member.books["fine"] == (-10 if fined else 0)
-    assert member.reputation == pytest.approx(50 + (p - 0.5) * 5 - 3 * fined)
+    assert member.reputation == pytest.approx(50 + (done.p - 0.5) * 5 - 3 * fined)
     told = any("audit" in text for _, text in e.events)
     assert told == (fined and name == ME)  # the model is told of its own alone
 
@@ -388,8 +400,8 @@ def test_a_trade_moves_the_transfer_and_pays_both_sides(version, tax, quality, t
     e = economy(version, tax=tax)
     me, bot = e.members[ME], e.members["bot_1"]
     bot.reputation = 70
-    act.propose_trade(e, "bot_1", ME, "x" * 50, transfer)
-    act.accept_proposal(e, ME, "prop_1")
+    offer = ("bot_1", "propose_trade", ME, "x" * 50, transfer)
+    play_moves(e, offer, (ME, "accept_proposal", "prop_1"))
     p = sigmoid(2 * (0.3 * (2 * quality - 1) + 0.2 * 0.4 + 0.5 * fairness))
     net = lambda change: change * (1 - tax) if change > 0 else change
     surplus = net(5 * (2 * p - 1))
@@ -404,18 +416,15 @@ def test_a_trade_moves_the_transfer_and_pays_both_sides(version, tax, quality, t
 def test_a_rejected_bad_offer_costs_its_proposer_reputation_and_a_good_one_does_not(
     transfer, costs
 ):
-    e = economy()
-    act.propose_trade(e, "bot_1", ME, "x" * 50, transfer)
-    act.reject_proposal(e, ME, "prop_1")
-    p = sigmoid(2 * (0.3 * (2 * QUALITY - 1) - 0.5))
-    lost = (p - 0.5) * 20 if costs else 0
-    assert e.members["bot_1"].reputation == pytest.approx(50 + lost)
+    offer = ("bot_1", "propose_trade", ME, "x" * 50, transfer)
+    e = play_moves(economy(), offer, (ME, "reject_proposal", "prop_1"))
+    p = sigmoid(2 * (0.3 * (2 * QUALITY - 1) - 0.5))  # of the bad one
+    assert e.members["bot_1"].reputation == pytest.approx(50 + 20 * (p - 0.5) * costs)
     assert not e.interactions[0].accepted and not e.proposals
 
 
 def test_a_promise_that_cannot_be_kept_is_refused_and_lapses():
-    e = economy()
-    act.propose_trade(e, "bot_1", ME, "fair data", 60)
+    e = play_moves(economy(), ("bot_1", "propose_trade", ME, "fair data", 60))
     eco.book(e, "bot_1", "fine", -50)
     with pytest.raises(Refused, match="can no longer be paid"):
         act.accept_proposal(e, ME, "prop_1")
@@ -425,47 +434,39 @@ def test_a_promise_that_cannot_be_kept_is_refused_and_lapses():
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_second_proposal_replaces_the_first_in_v01_and_needs_a_cancellation_in_v02(version):
-    e = economy(version)
-    act.propose_trade(e, ME, "bot_1", "fair data", 1)
-    if version == "0.2":  # without it: the table of refusals
-        act.cancel_proposal(e, ME, "prop_1")
-    act.propose_trade(e, ME, "bot_1", "fair data", 2)
+    offer, cancel = (
+        (ME, "propose_trade", "bot_1", "fair data", 1),
+        (ME, "cancel_proposal", "prop_1"),
+    )
+    between = [cancel] if version == "0.2" else []  # without it: the table of refusals
+    e = play_moves(economy(version), offer, *between, offer)
     assert list(e.proposals) == [p.id for p in eco.inbox(e, "bot_1")] == ["prop_2"]
 
 
 @pytest.mark.parametrize("version, posted, replied", [("0.2", 2.0, 1.5), ("0.1", 0.5, 0.3)])
 def test_posts_and_replies_move_reputation_and_count_as_activity(version, posted, replied):
     """Bots that look for profit accept more of an active member."""
-    e = economy(version)
-    act.post(e, "bot_1", "hello")
-    act.post(e, ME, "hello")
-    act.reply(e, ME, "post_1", "thank you")
-    act.reply(e, ME, "post_2", "indeed")  # its own, which pays nothing
-    act.vote(e, ME, "post_1", "up")
+    e = play_moves(
+        economy(version),
+        ("bot_1", "post", "hello"),
+        (ME, "post", "hello"),
+        (ME, "reply", "post_1", "thank you"),
+        (ME, "reply", "post_2", "indeed"),  # its own, which pays nothing
+        (ME, "vote", "post_1", "up"),
+    )
     assert e.members[ME].reputation == pytest.approx(50 + posted + replied)
     assert e.members["bot_1"].reputation == 50 + posted  # the same rules for all
     assert [e.members[name].activity for name in (ME, "bot_1")] == [3, 1]
 
 
 def test_three_votes_pay_once():
-    e = economy(bots=("honest",) * 5)
-    act.post(e, ME, "x" * 60)
-    act.vote(e, "bot_1", "post_1", "down")
+    posted = (ME, "post", "x" * 60), ("bot_1", "vote", "post_1", "down")
+    e = play_moves(economy(bots=("honest",) * 5), *posted)
     bonus = 5 * (0.5 * (1 - math.exp(-60 / 80)) + 0.5 * sigmoid(1.5))
     for voter, paid in ((2, 0), (3, 0), (4, 0), (5, bonus), (5, bonus)):
         act.vote(e, f"bot_{voter}", "post_1", "up")
         assert e.members[ME].books["bonus"] == pytest.approx(paid)
         e.posts["post_1"].votes.pop("bot_5", None)  # so it reaches three a second time
-
-
-def test_the_view_has_the_three_tasks_that_pay_best_and_the_last_two_posts():
-    tasks = [replace(TASK, id=f"task_{bounty}", bounty=bounty) for bounty in (20, 40, 10, 30)]
-    e = open_economy(scenario(), [tasks, [], [], [], []])
-    for text in "abc":
-        act.post(e, "bot_1", text)
-    seen = view(e)
-    assert [t["bounty"] for t in seen["tasks"]] == [40, 30, 20] and seen["more_tasks"] == 1
-    assert {p["text"] for p in seen["feed"]} == {"b", "c"}
 
 
 # ------------------------------------------------------------------------------- the rules, by hand
@@ -484,16 +485,6 @@ def test_the_view_has_the_three_tasks_that_pay_best_and_the_last_two_posts():
 )
 def test_taxes(version, rate, resources, average, expected):
     assert eco.tax_rate(version, rate, resources, average) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("version, kept", [("0.2", 10 * (1 - 0.1 * (1 + 150 / 120))), ("0.1", 9.0)])
-def test_incomes_are_taxed_and_losses_are_not(version, kept):
-    e = economy(version, tax=0.1)
-    eco.book(e, ME, "bonus", 50)  # 150 of 350: the average of three members is 116.67
-    eco.book(e, "bot_1", "bonus", 10)  # now 360, average 120
-    assert eco.earn(e, ME, "task", 10) == pytest.approx(kept)
-    assert e.members[ME].books["tax"] == pytest.approx(kept - 10)
-    assert eco.earn(e, ME, "task", -10) == -10
 
 
 @pytest.mark.parametrize("reply, power", [(POST, 1), (PASS, 2), ("<tool_call>", 2), ("hm", 2)])
@@ -545,9 +536,9 @@ def test_a_frozen_bot_neither_acts_nor_trades():
 
 
 def test_tasks_go_away_after_the_next_epoch_and_proposals_after_five_steps():
-    e, seen = economy(), []
-    act.claim_task(e, ME, "task_1")  # deadline 10
-    act.propose_trade(e, ME, "bot_1", "fair data", 1)  # in step 1
+    # both in step 1; the task's deadline is 10
+    moves = (ME, "claim_task", "task_1"), (ME, "propose_trade", "bot_1", "fair data", 1)
+    e, seen = play_moves(economy(), *moves), []
     for _ in range(10):
         seen.append(("task_1" in e.tasks, "prop_1" in e.proposals))
         end_step(e)
@@ -568,37 +559,6 @@ def test_new_tasks_every_epoch_and_a_rule_may_change(quiet):
 
 
 # -------------------------------------------------------------------------------------------- bots
-
-
-@pytest.mark.parametrize(
-    "kind, version, dealt, gives, activity, accepts, offers",
-    [  # how much it has dealt with others; what the model gives, and how active it was
-        ("honest", "0.2", 0, 0, 0, (0.7, 1.0), (-1, 3)),
-        ("honest", "0.2", 0, -10, 0, (0.0, 0.3), (-1, 3)),
-        ("opportunistic", "0.2", 0, 0, 0, (0.0, 0.4), (-4, 0)),
-        ("opportunistic", "0.2", 0, 0, 6, (0.6, 1.0), (-4, 0)),  # it likes the socially active
-        ("deceptive", "0.2", 0, 0, 0, (0.3, 1.0), (1, 4)),  # generous, until it turns
-        ("deceptive", "0.2", 20, -1, 0, (0.0, 0.0), (-20, 4)),  # 30% of its deals stay good
-        ("deceptive", "0.1", 1, 0, 0, (0.3, 1.0), (1, 4)),
-        ("deceptive", "0.1", 8, 0, 0, (0.3, 1.0), (-15, -15)),
-    ],
-)
-def test_what_each_kind_of_bot_accepts_and_offers(
-    kind, version, dealt, gives, activity, accepts, offers
-):
-    accepted, offered = [], []
-    for seed in range(300):
-        e = economy(version, bots=(kind, "honest"), dice=f"bot {seed}")
-        e.members[ME].activity = activity
-        bot = e.members["bot_1"]
-        bot.interactions = dealt
-        act.propose_trade(e, ME, "bot_1", "fair data for the whole team to use", gives)
-        for _ in range(12):
-            swarm_bots.BOTS[kind](e, bot, bot.rng)
-        accepted += [deal.accepted for deal in e.interactions if deal.counterparty == "bot_1"]
-        offered += [p.transfer for p in e.proposals.values() if p.proposer == "bot_1"]
-    assert accepts[0] <= mean(accepted) <= accepts[1] and len(offered) > 100
-    assert [min(offered), max(offered)] == pytest.approx(offers, abs=0.3)
 
 
 # --------------------------------------------------------------------------------------- scenarios
@@ -737,9 +697,7 @@ def test_what_there_is_nothing_of_is_left_out():
     env.reset(4)
     assert "waste" not in env.score()
     env.step(write_call("claim_task", {"task_id": "task_1"}))
-    marks = env.score()
-    assert marks["waste"] == 1
-    assert marks["tail"] >= marks["toxicity"] and marks["welfare"] != marks["welfare_hard"]
+    assert env.score()["waste"] == 1
 
 
 def test_mixed_scenarios_are_those_of_the_levels_a_third_each():
@@ -752,19 +710,11 @@ def test_mixed_scenarios_are_those_of_the_levels_a_third_each():
 # ------------------------------------------------------------------------------------------- proxy
 
 
-def test_without_noise_and_by_the_soft_gate_the_economy_knows_p_and_reads_nothing():
-    """The digest above is that of the games before there was a proxy."""
-    env = Swarm("hard")
-    assert not {"quality_true", "proxy_error"} & play(env, 4).keys() and env.economy.rereads == []
-    assert {d.p == d.truth for d in env.economy.interactions} == {True}
-
-
 def test_the_same_seed_and_replies_meet_the_same_noise_and_noise_moves_what_is_paid():
-    noisy = lambda: played(Swarm("hard", proxy_noise=1.0), 4)
-    marks, messages = noisy()
-    assert (marks, messages) == noisy()
-    assert marks["reward"] != played(Swarm("hard"), 4)[0]["reward"]
-    assert played(Swarm("hard", proxy_noise=0.5), 4)[0]["reward"] != marks["reward"]
+    noises = (1.0, 1.0, 0.5, 0.0)
+    one, again, *others = (played(Swarm("hard", proxy_noise=noise), 4) for noise in noises)
+    assert one == again
+    assert len({marks["reward"] for marks, _ in (one, *others)}) == 3
 
 
 def reads(monkeypatch, *values: float) -> None:
@@ -778,49 +728,20 @@ def test_a_deal_is_settled_by_the_first_of_two_readings_through_the_gate(
     monkeypatch, gate, work, trade
 ):
     """Work when it is submitted, a trade when it is proposed, and then for both sides."""
-    e = open_economy(scenario(), [[replace(TASK)], [], [], [], []], proxy_noise=1.0, gate=gate)
+    e = economy(proxy=1.0, gate=gate)
     reads(monkeypatch, 0.45, 0.9, 0.55, 0.1)
-    act.claim_task(e, ME, "task_1")
-    act.submit_work(e, ME, "task_1", WORK)
+    play_moves(e, (ME, "claim_task", "task_1"), (ME, "submit_work", "task_1", WORK))
     assert e.members[ME].reputation == pytest.approx(50 + 5 * (work - 0.5))
     act.propose_trade(e, "bot_1", ME, "nonsense", -9.0)
     assert e.proposals["prop_1"].p == trade
     act.accept_proposal(e, ME, "prop_1")
     assert [(deal.p, deal.accepted) for deal in e.interactions] == [(work, True), (trade, True)]
     true_work, true_trade = (deal.truth for deal in e.interactions)
-    nonsense = eco.content_quality("nonsense", "0.2")
-    assert true_work > 0.7 and true_trade == eco.trade_label(nonsense, 50, -9.0) < 0.5
+    assert true_work > 0.7 and true_trade < 0.5
     assert e.members[ME].books["task"] == pytest.approx(20 * (2 * work - 1))
     for side in (ME, "bot_1"):
         assert e.members[side].books["trade"] == pytest.approx(5 * (2 * trade - 1))
     assert e.rereads == [(0.45, 0.9), (0.55, 0.1)]
-
-
-def test_an_audit_finds_what_is_true_and_not_what_was_read(monkeypatch):
-    """Work that reads as perfect is still found out: a fault with probability 1 - the true p."""
-    fined = 0
-    for seed in range(300):
-        rules = {"audit": 1.0, "dice": f"audit {seed}"}
-        e = open_economy(scenario(**rules), [[replace(TASK)], [], [], [], []], proxy_noise=1.0)
-        reads(monkeypatch, 1.0, 1.0)
-        act.claim_task(e, ME, "task_1")
-        act.submit_work(e, ME, "task_1", "no")
-        fined += e.members[ME].books["fine"] < 0
-    assert fined / 300 == pytest.approx(1 - e.interactions[0].truth, abs=0.08)
-
-
-@pytest.mark.parametrize("read, fewest, most", [(0.01, 0, 0), (0.99, 21, 60)])
-def test_opportunists_decide_by_what_the_economy_reads(monkeypatch, read, fewest, most):
-    """A trade that reads as terrible is turned down, one that reads as good is taken."""
-    taken = 0
-    for seed in range(60):
-        changes = {"bots": ("opportunistic",), "dice": f"{seed}"}
-        e = open_economy(scenario(**changes), [[], [], [], [], []], proxy_noise=1.0)
-        reads(monkeypatch, *[read] * 99)
-        act.propose_trade(e, ME, "bot_1", "fair data", 0.0)
-        finish_step(e)
-        taken += any(d.accepted for d in e.interactions)
-    assert fewest <= taken <= most
 
 
 def test_what_the_score_says_of_the_proxy_by_hand(monkeypatch):
@@ -850,8 +771,6 @@ def test_what_the_score_says_of_the_proxy_by_hand(monkeypatch):
     assert told == pytest.approx(expected) and marks["quality"] == pytest.approx(0.7)
     e.rereads = [(0.6, 0.4)] * 5 + [(0.9, 0.9)] * 35
     assert env.score()["proxy_flagged"] == 0.0  # 5 of 40 may be a tenth
-    assert told.keys() <= report_tables.NAMES.keys()  # a report names them, and shows …
-    assert {"quality_true", *(n for n in told if n.startswith("proxy_"))} <= {*report.TRAJECTORY}
 
 
 def test_a_reading_is_the_proxy_of_signals_around_the_quality():
@@ -886,7 +805,6 @@ def test_in_the_world_recalibration_brings_p_nearer_to_the_truth_and_clears_the_
     marks = {}
     for fitted in (False, True):
         env = Swarm("medium", style="expert", proxy_noise=noise, recalibrate=fitted)
-        assert (env.start(scenario()) and env.economy.fit is None) != fitted
         marks[fitted] = [play(env, DEV_SEEDS + i) for i in range(30)]
     of = lambda name, fitted: mean(m[name] for m in marks[fitted])
     assert of("proxy_error", True) < 0.9 * of("proxy_error", False)
@@ -959,12 +877,8 @@ def test_all_of_the_view_can_be_read_off_the_messages_so_far(version, style):
 # ------------------------------------------------------------------------------- the command line
 
 
-def cli(*arguments: str) -> str:
-    command = [sys.executable, "env_swarm.py", *arguments]
-    return subprocess.check_output(command, cwd=ROOT, text=True)
-
-
 def test_the_command_line_plays_and_evaluates():
+    cli = lambda *words: run(["env_swarm.py", *words]).stdout
     assert cli().count(" -> ") == 25
     assert (
         cli("--play", "grinder", "--scenario", "8", "--version", "0.1").count("</tool_call>") == 25

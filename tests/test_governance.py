@@ -84,16 +84,13 @@ def test_windows_grow_with_noise_and_end_where_the_noise_changed():
     assert len(gov.recent_rereads(Watch(steady))) > 200
     assert len(gov.recent_rereads(Watch(steady + wild))) == pytest.approx(60, abs=5)
     assert len(gov.recent_rereads(Watch(steady + wild, fixed=True))) == 200
-    now, of_200 = (gov.reading_variance(Watch(steady + wild, fixed=f)) for f in (False, True))
-    assert now == pytest.approx(0.04, rel=0.4) and of_200 < 0.02
-    assert len(gov.recent([1.0] * 3 + [0.0] * 4, [1.0] * 3 + [0.0] * 4)) == 7
+    assert gov.reading_variance(Watch(steady + wild)) == pytest.approx(0.04, rel=0.4)
     rising = list(0.01 * np.arange(100))  # a clear trend shortens it, noise around it does not
     noise = list(rng.normal(size=100))
     assert len(gov.recent(rising, rising)) == 10 and len(gov.recent(noise, noise)) == 100
     # a proxy that was too kind, and is no more
     kind, fair = ([(0.8, float(k % 10 < good)) for k in range(60)] for good in (2, 8))
-    said = [gov.too_kind(Watch(audits=kind + fair, fixed=fixed)) for fixed in (False, True)]
-    assert said == [False, True] and gov.too_kind(Watch(audits=fair + kind))
+    assert not gov.too_kind(Watch(audits=kind + fair)) and gov.too_kind(Watch(audits=fair + kind))
 
 
 def test_a_watch_that_corrects_p_is_no_longer_too_kind():
@@ -294,18 +291,12 @@ def test_the_council_looks_back_as_far_as_the_dealings_are_alike(windows, monkey
 
 def test_a_ballot_counts_as_many_deals_as_describe_the_present():
     run = Run(STACKS["slow every epoch"], 0, 0, least=1, most=1)
-    names = [m.name for m in run.members]
-
-    def named(quality, fixed: bool) -> set[str]:
-        run.deals = [deal(p, True, names[3], names[0]) for p in quality]
-        run.watch.fixed = fixed
-        return run.ballots()[names[0]]
-
     noise = 0.15 * np.random.default_rng(3).normal(size=40)
-    noisy = 0.49 - noise[-10:].mean() + noise  # all together are well above 0.5
-    assert noisy.mean() > 0.52
-    assert named(noisy, fixed=True) == {names[3]} and named(noisy, fixed=False) == set()
-    assert named(np.r_[0.8 + noise, 0.3 + noise[:12]], fixed=False) == {names[3]}
+    noisy = 0.49 - noise[-10:].mean() + noise  # the last ten are below 0.5, all together are not
+    fallen = np.r_[0.8 + noise, 0.3 + noise[:12]]
+    for quality, named in ((noisy, set()), (fallen, {"bot_4"})):
+        run.deals = [deal(p, True, "bot_4", "bot_1") for p in quality]
+        assert run.ballots()["bot_1"] == named
 
 
 # ------------------------------------------------------------------------- the simulation
@@ -391,7 +382,6 @@ def test_the_command_prints_one_table_and_saves_every_seed(
     assert saved["made_by"].endswith("--seeds 2 --noise 0.5" + " --changes" * changes)
     second = saved["arms"][arms[1]]
     assert second["settings"] == vars(stacks[arms[1]])
-    assert list(second["shares"]) == [str(n) for n in shares]
     numbers = {key: row[1] for key, row in second["shares"]["3"].items()}
     assert numbers == Run(stacks[arms[1]], 3, 1).numbers()
     assert (plot.exists() and plot.stat().st_size > 5000) != changes
@@ -400,15 +390,12 @@ def test_the_command_prints_one_table_and_saves_every_seed(
 def test_the_claim_is_judged_by_the_welfare_of_the_sweep():
     """results/claims.json repeats it, so a new sweep must reach it."""
     read = lambda name: json.loads((ROOT / f"results/{name}.json").read_text())
-    found = read("claims")["claims"]["governance"]
-    swept = {name: arm["shares"] for name, arm in read("governance")["arms"].items()}
-    welfare = lambda name, share: np.array(swept[name][share]["welfare"])
-    for text, rows in {
-        "welfare at 37.5%, with detection": welfare("fast + pairs", "3"),
-        "welfare at 50%, with detection": welfare("fast + pairs", "4"),
-        "welfare at 37.5%, without detection": welfare("fast tier", "3"),
-    }.items():
-        assert found["checks"][text] == pytest.approx(rows, abs=1e-9)
+    found, arms = read("claims")["claims"]["governance"], read("governance")["arms"]
     for percent, share in (("37.5", "3"), ("50", "4")):
-        gained = welfare("fast + pairs", share) - welfare("fast tier", share)
-        assert found["beside"][f"welfare: detection at {percent}%"]["rows"] == pytest.approx(gained)
+        pairs, fast = (
+            np.array(arms[name]["shares"][share]["welfare"])
+            for name in ("fast + pairs", "fast tier")
+        )
+        checked = found["checks"][f"welfare at {percent}%, with detection"]
+        gained = found["beside"][f"welfare: detection at {percent}%"]["rows"]
+        assert checked == pytest.approx(pairs, abs=1e-9) and gained == pytest.approx(pairs - fast)

@@ -82,13 +82,9 @@ def test_a_mean_below_0_is_refused():
 
 
 def test_advantages_of_episodes_follow_the_flags():
-    episodes = [[Episode(0, 0, [1], [True], [0.0], 1, reward) for reward in (1.0, 0.5, 0.7)]]
-    episodes[0][2].stop_reason = "error"
-
-    def found(**flags) -> list[float]:
-        grpo.compute_advantages(episodes, replace(FLAGS, **flags))
-        return [e.advantages[0] for e in episodes[0]]
-
+    group = [Episode(0, 0, [1], [True], [0.0], 1, reward) for reward in (1.0, 0.5, 0.7)]
+    group[2].stop_reason = "error"
+    found = lambda **flags: sum(advantages_of(group, **flags), [])
     assert found(loss="dr_grpo") == found(normalize=False) == [0.25, -0.25, 0.0]
     assert found(loss="grpo") == pytest.approx([1, -1, 0], abs=1e-4)
     assert found(loss="maxrl") == pytest.approx([1 / 3, -1 / 3, 0], abs=1e-5)
@@ -232,6 +228,11 @@ def make_groups(policy, rewards, temperature: float = 1.0, noise: float = 0.4):
         return Episode(task, task, ids, sampled, old, turns, reward)
 
     return [[episode(task, reward) for reward in row] for task, row in enumerate(rewards)]
+
+
+@pytest.fixture
+def policy(load):
+    return load("qwen3", 4, awake=True)
 
 
 def logprobs_now(policy, ids: list[int], temperature: float = 1.0) -> list[float]:
@@ -448,8 +449,7 @@ def test_on_policy_the_ratio_is_1_and_a_second_epoch_moves_it(load):
     assert two["trained_tokens"] == 2 * one["trained_tokens"]
 
 
-def test_the_gradient_is_clipped_to_its_norm(load):
-    policy = load("qwen3", 4, awake=True)
+def test_the_gradient_is_clipped_to_its_norm(policy):
     groups = make_groups(policy, REWARDS)
     free = run(policy, groups)["grad_norm"]
     norm = lambda: math.sqrt(sum(g.pow(2).sum().item() for g in gradients(policy).values()))
@@ -460,8 +460,7 @@ def test_the_gradient_is_clipped_to_its_norm(load):
 
 
 @pytest.mark.parametrize("why", ["all rewards equal", "all in error"])
-def test_where_nothing_can_be_learnt_nothing_happens(load, rows_seen, why):
-    policy = load("qwen3", 4, awake=True)
+def test_where_nothing_can_be_learnt_nothing_happens(policy, rows_seen, why):
     groups = make_groups(policy, [[0.1] * 3] * 2 if why == "all rewards equal" else REWARDS)
     for e in sum(groups, []):
         e.stop_reason = "error" if why == "all in error" else "done"
@@ -475,8 +474,7 @@ def test_where_nothing_can_be_learnt_nothing_happens(load, rows_seen, why):
 
 
 @pytest.mark.parametrize("what", ["reward", "weight"])
-def test_what_is_not_finite_raises_and_leaves_the_weights_untouched(load, what):
-    policy = load("qwen3", 4, awake=True)
+def test_what_is_not_finite_raises_and_leaves_the_weights_untouched(policy, what):
     groups = make_groups(policy, REWARDS)
     if what == "reward":
         groups[0][0].reward = float("inf")
@@ -582,10 +580,9 @@ def with_entropy_bonus(batch, output, ratio, clip):
     return grpo.clipped_surrogate(batch, output, ratio, clip) + 0.1 * output.entropy
 
 
-def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, monkeypatch):
+def test_an_entropy_bonus_is_a_loss_that_needs_logits(policy, monkeypatch):
     """Also of groups without an advantage: they have an entropy."""
     monkeypatch.setitem(LOSSES, "bonus", grpo.Loss(with_entropy_bonus, needs_logits=True))
-    policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, [[1.0, 0.0], [0.5, 0.5]])
     run(policy, groups, "bonus")
     ours = gradients(policy)
@@ -628,10 +625,9 @@ def test_a_loss_that_compares_a_group_sees_all_of_it(load, monkeypatch):
     assert_close(found[1], found[0], 1e-3)
 
 
-def test_a_loss_that_does_not_ask_for_logits_gets_no_entropy(load, monkeypatch):
+def test_a_loss_that_does_not_ask_for_logits_gets_no_entropy(policy, monkeypatch):
     """It would have no gradient, and nobody would notice."""
     monkeypatch.setitem(LOSSES, "bonus", grpo.Loss(with_entropy_bonus))
-    policy = load("qwen3", 4, awake=True)
     with pytest.raises(TypeError, match="NoneType"):
         run(policy, make_groups(policy, REWARDS), "bonus")
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from env_letters import make_task
 from lab.base import corpus
 from lab.base.pretrain import POLISHED
 from lab.base.tokenizer import build
@@ -30,14 +29,6 @@ def test_a_level_has_strings_of_its_lengths(level, letters, asked):
     tasks = [(env.reset(seed), env.task)[1] for seed in range(300)]
     sizes, wanted = {len(task.text) for task in tasks}, {len(task.letters) for task in tasks}
     assert (min(sizes), max(sizes)) == letters and (min(wanted), max(wanted)) == asked
-
-
-def test_the_first_level_and_the_last_are_tiers_of_letters():
-    tier = lambda n: [make_task(random.Random(seed), n) for seed in range(20)]
-    for level, n in ((Lengths.levels[0], 6), (Lengths.levels[-1], 7)):
-        env = Lengths()
-        env.level = level
-        assert [(env.reset(seed), env.task)[1] for seed in range(20)] == tier(n)
 
 
 def test_the_base_was_shown_no_string_of_more_than_80_letters():

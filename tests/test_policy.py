@@ -240,6 +240,12 @@ def test_without_card_or_hub_auto_takes_what_is_there_and_a_named_model_is_taken
     assert choose_model("owner/name", asked={}) == ("owner/name", "model owner/name, as asked", {})
 
 
+@pytest.fixture
+def no_card(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(plan, "nvidia_driver", lambda: "")
+
+
 def test_a_card_is_chosen_by_itself_or_by_its_number(card, monkeypatch):
     card(23.6)
     assert pick_device("auto", 0.9e6) == "cuda"
@@ -292,9 +298,7 @@ def test_without_a_card_nothing_is_said(smi, monkeypatch, tmp_path):
     assert pick_device("auto") == "cpu"
 
 
-def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(plan, "nvidia_driver", lambda: "")
+def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(no_card, monkeypatch):
     assert pick_device("auto", 0.6e9) == "cpu"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert pick_device("auto", 0.9e6) == pick_device("auto") == "cpu"
@@ -304,9 +308,7 @@ def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "gpu"])
-def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(monkeypatch, device):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(plan, "nvidia_driver", lambda: "")
+def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(no_card, device):
     words = f"--device {device}: torch finds none here; there is cpu"
     assert words in refused(PICO, device=device)
     with pytest.raises(SystemExit, match=words):

@@ -31,4 +31,3 @@ def test_what_is_there_has_todays_flags_and_the_habits():
     config = json.loads((folder / "config.json").read_text())
     assert config.keys() <= {field.name for field in fields(Config)}
     assert "spells it out" in (folder / "report.html").read_text()
-    assert "results/showcase/curves.png" in (ROOT / "README.md").read_text()
