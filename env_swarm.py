@@ -224,9 +224,13 @@ class Swarm:
         self.ended = economy.step > LAST_STEP or (self.text_ends and turn.calls == 0)
         if self.ended:
             return [], True
-        hint, claim, submit = "", "claim_task", "submit_work"
-        if turn.ok and turn.tool in (claim, submit) and self.version == "0.2":
-            hint = f"claimed {self.used[claim]}, submitted {self.used[submit]}"
+        hint = ""
+        about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
+        if about_work and self.version == "0.2":
+            hint = (
+                f"claimed {self.used['claim_task']}, "
+                f"submitted {self.used['submit_work']}"
+            )
         before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         text = observe(self.seen, result, hint, before)

@@ -433,9 +433,10 @@ def respect(member: Member, change: float) -> None:
     member.reputation = min(100.0, max(0.0, member.reputation + change))
 
 
-def tell(economy: Economy, text: str) -> None:
-    """Note an event of this step, for the model's observations."""
-    economy.events.append((economy.step, text))
+def tell(economy: Economy, name: str, text: str) -> None:
+    """Note an event of this step for the model's observations. Bots are told nothing."""
+    if name == ME:
+        economy.events.append((economy.step, text))
 
 
 # --------------------------------------------------------------------------- governance
@@ -455,7 +456,7 @@ def end_step(economy: Economy, breaker: bool = True) -> None:
         shift_epoch, name, value = economy.scenario.shift or (0, "", 0.0)  # 0: never
         if shift_epoch == epoch + 1:
             economy.rules[name] = value
-            tell(economy, f"a rule has changed: {rule(name, value)}")
+            tell(economy, ME, f"a rule has changed: {rule(name, value)}")
 
 
 def rule(name: str, value: float) -> str:
@@ -485,23 +486,21 @@ def decay_and_freeze(economy: Economy, breaker: bool) -> None:
                 if task.holder == member.name:
                     task.holder = ""
             until = f" to the end of step {economy.step + APPEAL_STEPS}" if appeal else ""
-            tell(economy, f"{who} frozen{until}")
+            tell(economy, ME, f"{who} frozen{until}")
         elif appeal and member.frozen_at and economy.step - member.frozen_at >= APPEAL_STEPS:
             member.frozen_at = 0
             member.reputation = threshold + APPEAL_ABOVE
-            tell(economy, f"{who} back")
+            tell(economy, ME, f"{who} back")
 
 
 def lapse(economy: Economy) -> None:
     """Remove late tasks, and proposals that are old or have a frozen or poor side."""
     for task in [task for task in economy.tasks.values() if task.deadline <= economy.step]:
         del economy.tasks[task.id]
-        if task.holder == ME:
-            tell(economy, f"{task.id} is past its deadline")
+        tell(economy, task.holder, f"{task.id} is past its deadline")
     for proposal in list(economy.proposals.values()):
         sides = [economy.members[name] for name in (proposal.proposer, proposal.receiver)]
         old = economy.step - proposal.step >= PATIENCE
         if old or any(side.frozen_at for side in sides) or not payable(economy, proposal):
             del economy.proposals[proposal.id]
-            if proposal.proposer == ME:
-                tell(economy, f"{proposal.id} to {proposal.receiver} lapsed")
+            tell(economy, proposal.proposer, f"{proposal.id} to {proposal.receiver} lapsed")

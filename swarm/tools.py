@@ -283,8 +283,7 @@ def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
         target.paid = True
         quality = content_quality(target.text, economy.scenario.version)
         bonus = earn(economy, target.author, "bonus", BONUS * quality)
-        if target.author == ME:
-            tell(economy, f"{post_id} has {BONUS_VOTES} votes, bonus {bonus:.1f}")
+        tell(economy, target.author, f"{post_id} has {BONUS_VOTES} votes, bonus {bonus:.1f}")
     return f"you voted {direction} on {post_id}"
 
 
@@ -332,16 +331,14 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     for side in (proposer, receiver):
         gain[side] += earn(economy, side, "trade", STAKE * (2 * p - 1))
         economy.members[side].interactions += 1
-    if proposer == ME:
-        tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
+    tell(economy, proposer, f"{receiver} accepted {proposal_id}, gain {gain[proposer]:+.1f}")
     return f"you accepted {proposal_id}, quality {p:.2f}, gain {gain[receiver]:+.1f}"
 
 
 def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     proposal = need_received(economy, name, proposal_id, "reject")
     close(economy, proposal, accepted=False)
-    if proposal.proposer == ME:
-        tell(economy, f"{name} rejected {proposal_id}")
+    tell(economy, proposal.proposer, f"{name} rejected {proposal_id}")
     return f"you rejected {proposal_id}"
 
 
@@ -376,8 +373,7 @@ def submit_work(economy: Economy, name: str, task_id: str, content: str) -> str:
     if dice.random() < economy.rules["audit"] and dice.random() < 1 - truth:
         lost = book(economy, name, "fine", -FINE * task.bounty)
         respect(member, -FINE_REPUTATION)
-        if name == ME:
-            tell(economy, f"an audit of {task_id} found a fault, fine {lost:.1f}")
+        tell(economy, name, f"an audit of {task_id} found a fault, fine {lost:.1f}")
     return f"{task_id} is done, quality {p:.2f}, gain {gain:+.1f}"
 
 

@@ -93,11 +93,10 @@ def test_the_tasks_of_every_environment_are_the_same_in_every_process():
         "print([play(Swarm(style='random'), seed) for seed in range(3)])"
     )
 
-    def told(hash_seed: str) -> str:
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        return subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, env=env, text=True)
-
-    assert told("1") == told("2") and told("1").count("content") == 80
+    envs = [os.environ | {"PYTHONHASHSEED": hash_seed} for hash_seed in "12"]
+    words = [sys.executable, "-c", code]
+    one, other = (subprocess.check_output(words, cwd=ROOT, env=env, text=True) for env in envs)
+    assert one == other and one.count("content") == 80
 
 
 @pytest.mark.parametrize("think", [True, False])

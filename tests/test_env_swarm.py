@@ -308,10 +308,6 @@ def test_tool_schemas_are_what_a_call_is_held_to():
         assert tool["parameters"]["required"] == list(kinds)
         good = {key: 1.0 if kind["type"] == "number" else "up" for key, kind in kinds.items()}
         assert read_call(write_call(name, good | {"reason": "new"}), "0.2") == (name, good, 1)
-        for key, value in good.items():
-            for bad in ({key: 1.0 if value == "up" else "up"}, {key: None}):
-                with pytest.raises(Refused, match=key):
-                    read_call(write_call(name, good | bad), "0.2")
 
 
 @pytest.mark.parametrize("said", ["1 < 2", "a <b>word</b>", "</tool_call>", "<tool_call>"])

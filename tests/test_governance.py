@@ -30,14 +30,19 @@ def deal(p: float, accepted: bool = True, who: str = "a", to: str = "b") -> Inte
 
 
 # ------------------------------------------------------------------------- the formulas
-def test_the_proxy_by_hand():
-    v_hat = lambda *signals: logit(proxy(*signals)) / 2
-    # 0.4 * 0.5 + 0.2 * (2 * 0.3 - 1) + 0.2 * ((2 * 0.16 - 1) + (2 * 1 - 1)) / 2 + 0.2 * 0.1
-    assert v_hat(0.5, 1, 2, 0, 0.1) == pytest.approx(0.2 - 0.08 + 0.032 + 0.02)
-    assert v_hat(1, 0, 0, 0, 1) == pytest.approx(1)
-    assert v_hat(-1, 99, 99, 99, -1) == pytest.approx(-1)
-    # misuse alone: half of the verifier's 0.2, so 0.1 * (2 * 0.5 - 1) instead of 0.1
-    assert v_hat(1, 0, 0, 1, 1) == pytest.approx(0.9)
+@pytest.mark.parametrize(
+    "signals, v_hat",
+    [
+        # 0.4 * 0.5 + 0.2 * (2 * 0.3 - 1) + 0.2 * ((2 * 0.16 - 1) + (2 * 1 - 1)) / 2 + 0.2 * 0.1
+        ((0.5, 1, 2, 0, 0.1), 0.2 - 0.08 + 0.032 + 0.02),
+        ((1, 0, 0, 0, 1), 1),
+        ((-1, 99, 99, 99, -1), -1),
+        # misuse alone: half of the verifier's 0.2, so 0.1 * (2 * 0.5 - 1) instead of 0.1
+        ((1, 0, 0, 1, 1), 0.9),
+    ],
+)
+def test_the_proxy_by_hand(signals, v_hat):
+    assert logit(proxy(*signals)) / 2 == pytest.approx(v_hat)
 
 
 # ------------------------------------------------------------------------- the measures
@@ -136,10 +141,9 @@ def test_kalman_by_hand():
     assert belief.mean == pytest.approx(0.7)
     assert belief.var == pytest.approx(0.0625 / 2 + gov.DRIFT)
     # deals vary by 0.05 beyond their readings: prior 0.01 + 0.05 - 0.02 = 0.04, gain 0.04 / 0.06
-    changeable = Belief(mean=0.6, var=0.01, spread=0.05)
-    assert gov.expect(changeable, 0.3, 0.02) == pytest.approx(0.6 - 0.3 * 2 / 3)
-    steady = Belief(mean=0.6, var=0.0, spread=0.02)
-    assert gov.expect(steady, 0.1, 0.02) == pytest.approx(0.6)  # its record speaks
+    assert gov.expect(Belief(0.6, 0.01, 0.05), 0.3, 0.02) == pytest.approx(0.6 - 0.3 * 2 / 3)
+    # the record of a steady agent speaks
+    assert gov.expect(Belief(0.6, 0.0, 0.02), 0.1, 0.02) == pytest.approx(0.6)
 
 
 def test_the_other_gates():
@@ -189,19 +193,26 @@ def test_how_unlike_chance_an_epoch_is_by_hand():
 
 
 # ------------------------------------------------------------------------- the tiers
-def test_more_than_the_majority_of_all_voters_freezes():
+@pytest.mark.parametrize(
+    "more, frozen",
+    [
+        ({}, []),  # two of four are a tie
+        ({"e": {"d"}}, ["d"]),
+        ({"e": set(), "f": {"d"}}, []),  # three of six, too
+    ],
+)
+def test_more_than_the_majority_of_all_voters_freezes(more, frozen):
     ballots = {"a": {"d"}, "b": {"d"}, "c": {"a"}, "d": {"a"}}
-    assert gov.outvoted(ballots) == []  # two of four are a tie
-    assert gov.outvoted(ballots | {"e": {"d"}}) == ["d"]
-    assert gov.outvoted(ballots | {"e": set(), "f": {"d"}}) == []  # three of six, too
+    assert gov.outvoted(ballots | more) == frozen
 
 
-def test_audits_follow_surprise_and_a_flagged_proxy():
+@pytest.mark.parametrize(
+    "p, rate", [(0.6, 0.1), (0.51, 0.1), (0.89, 0.1), (0.49, 0.5), (0.91, 0.5)]
+)
+def test_audits_follow_surprise_and_a_flagged_proxy(p, rate):
     belief = Belief(mean=0.7, var=0.005, spread=0.005)  # two standard deviations are 0.2
-    rate = lambda p, flagged: gov.audit_rate(belief, p, flagged)
-    quiet, alarmed = (0.6, 0.51, 0.89), (0.49, 0.45, 0.91)
-    assert {rate(p, False) for p in quiet} == {0.1} and {rate(p, False) for p in alarmed} == {0.5}
-    assert (rate(0.6, True), rate(0.45, True)) == (0.2, 1.0)
+    rates = [gov.audit_rate(belief, p, flagged) for flagged in (False, True)]
+    assert rates == [rate, 2 * rate]
 
 
 def test_the_council_waits_for_a_signal():
