@@ -740,7 +740,7 @@ def test_a_deal_is_settled_by_the_first_of_two_readings_through_the_gate(
     assert e.rereads == [(0.45, 0.9), (0.55, 0.1)]
 
 
-def test_what_the_score_says_of_the_proxy_by_hand(monkeypatch):
+def test_what_the_score_says_of_the_proxy_by_hand():
     env = Swarm("medium", proxy_noise=1.0)
     env.start(scenario(bots=("honest",)))
     e = env.economy

@@ -561,16 +561,23 @@ def test_the_gradient_of_stale_samples_is_that_of_the_formulas(load, loss, impor
     check_gradient(policy, now, loss, share=1e-3, factors=factors)
 
 
-def test_importance_weights_by_hand():
-    """Others: test_the_gradient_of_stale_samples_is_that_of_the_formulas."""
-    log_ratio = torch.tensor([0.5, 1.2, 0.0, -0.3]).log1p()  # ratios 1.5, 2.2 | 1, 0.7
-    row = torch.tensor([0, 0, 2, 2])
-    weights = lambda *given: importance_weights(*given).tolist()
-    assert weights("sequence", log_ratio, row) == pytest.approx([2.0, 2.0, 0.7, 0.7])
-    assert weights("sequence", log_ratio, row, 5.0) == pytest.approx([3.3, 3.3, 0.7, 0.7])
-    huge = torch.tensor([1e30, -1e30, 50.0, 80.0])  # what float32 cannot hold is held at the cap
-    assert weights("token", huge, row) == pytest.approx([2.0, 0.0, 2.0, 2.0])
-    assert weights("token_mask", huge, row) == [0.0] * 4
+RATIOS = [math.log(ratio) for ratio in (1.5, 2.2, 1.0, 0.7)]
+INFINITE = [1e30, -1e30, 50.0, 80.0]  # what float32 cannot hold is held at the cap
+
+
+@pytest.mark.parametrize(
+    "level, log_ratio, cap, weights",
+    [
+        ("sequence", RATIOS, 2.0, pytest.approx([2.0, 2.0, 0.7, 0.7])),
+        ("sequence", RATIOS, 5.0, pytest.approx([3.3, 3.3, 0.7, 0.7])),
+        ("token", INFINITE, 2.0, pytest.approx([2.0, 0.0, 2.0, 2.0])),
+        ("token_mask", INFINITE, 2.0, [0.0] * 4),
+    ],
+)
+def test_importance_weights_by_hand(level, log_ratio, cap, weights):
+    """Of two episodes. Others: test_the_gradient_of_stale_samples_is_that_of_the_formulas."""
+    of = torch.tensor([0, 0, 2, 2])
+    assert importance_weights(level, torch.tensor(log_ratio), of, cap).tolist() == weights
 
 
 # --------------------------------------- what a forker writes (docs/fork.md), in at most ten lines
