@@ -17,15 +17,11 @@ nats. (In training nothing is ever merged in place; policy.py says why.)
 
 The card (README.md) says what the model is and how to use it. Below is the run's own report: the
 evaluations with their intervals, the flags, the machine. It has nothing that was not measured.
-
-Run me: `python -m bridges.export` prints the card of the committed letters run.
 """
 
 import json
 import shlex
 import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -114,14 +110,12 @@ def export(
     model: the base, if it has moved since.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
-    if not (run / "summary.json").exists():
-        raise SystemExit(
-            f"{run}: there is no summary.json in it, so it is no finished run; "
-            "train to the end first, or check the path"
-        )
     saved = folder.find_checkpoint(run / "checkpoint")
-    if saved is None:
-        raise SystemExit(f"{run}: it has no checkpoint; check the path, or train it again")
+    if saved is None or not (run / "summary.json").exists():
+        raise SystemExit(
+            f"{run}: it has no checkpoint, or no summary.json, so it is no finished run of "
+            "training; train to the end first, or check the path"
+        )
     with records.foreign(run):
         summary = records.record(run / "summary.json")
         text = card(run, summary, kind)
@@ -137,32 +131,23 @@ def export(
     folder.refuse_base(saved, policy)
     if dtype == "auto":  # as in load_policy
         dtype = "bfloat16" if rank and "CPU" not in summary["machine"]["device"] else "float32"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
-        made = Path(room) / "made"
-        made.mkdir()
-        folder.load_checkpoint(saved, policy)
-        if kind == "adapter":
-            # The name of its base, and no path on the training machine.
-            policy.model.peft_config["default"].base_model_name_or_path = policy.name
-            policy.model.save_pretrained(made, save_embedding_layers=False)
-        else:
-            merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
-            # a server has to stop where we did, also at the template's own end token
-            merged.generation_config.eos_token_id = sorted(policy.stop_ids)
-            merged.to(getattr(torch, dtype)).save_pretrained(made)
-        policy.tokenizer.save_pretrained(made)
-        (made / "README.md").write_text(text, encoding="utf-8")
-        for picture in run.glob("curves.png"):
-            shutil.copy(picture, made)
-        folder.readable(made, "README.md")
-        made.rename(out)  # whole or not at all
+    folder.load_checkpoint(saved, policy)
+    if kind == "adapter":
+        # The name of its base, and no path on the training machine.
+        policy.model.peft_config["default"].base_model_name_or_path = policy.name
+        policy.model.save_pretrained(out, save_embedding_layers=False)
+    else:
+        merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
+        # a server has to stop where we did, also at the template's own end token
+        merged.generation_config.eos_token_id = sorted(policy.stop_ids)
+        merged.to(getattr(torch, dtype)).save_pretrained(out)
+    policy.tokenizer.save_pretrained(out)
+    (out / "README.md").write_text(text, encoding="utf-8")
+    for picture in run.glob("curves.png"):
+        shutil.copy(picture, out)
+    folder.readable(out, "README.md")
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        tyro.cli(export, prog="python -m bridges.export")
-    else:
-        example = Path(__file__).parents[1] / "results/showcase"
-        print(card(example, records.record(example / "summary.json"), "adapter"))
+    tyro.cli(export, prog="python -m bridges.export")
