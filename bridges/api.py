@@ -29,8 +29,6 @@ says why, and the rest is not tried.
     the key   comes from OPENAI_API_KEY and is written nowhere; an echo of it is blanked out.
 
 Everything happens in one thread (asyncio): while one request waits, another is sent.
-
-Run me: `python -m bridges.api` shows how an environment reads two answers.
 """
 
 import asyncio
@@ -395,14 +393,3 @@ def tell(api: dict, missing: dict[int, str]) -> str:
         *(f"* {times} failed: {records.clean(reason)}" for reason, times in reasons),
     ]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    end = Endpoint(Config(model="any", api_base="http://127.0.0.1/v1", max_tokens=64))
-    call = {"function": {"name": "vote", "arguments": '{"post_id": "post_1"}'}}
-    for message in (
-        {"content": "<answer>3</answer>", "reasoning": "r1 r2 r3"},
-        {"content": None, "tool_calls": [call]},
-    ):
-        raw = json.dumps({"choices": [{"message": message}]}).encode()
-        print(f"{raw.decode()}\n  -> {read_answer(end, raw, think=True)[0]!r}\n")
