@@ -232,8 +232,10 @@ def beside(ours: str, rows: list[dict]) -> list[dict]:
             name: compare.differ(of[ours], theirs) for name, theirs in of.items() if name != ours
         }
         p = dict(zip(found, map(compare.small, compare.holm([p for _, p, _ in found.values()]))))
-        points = {name: found[name][0].within(-1.0, 1.0).points() for name in found}
-        text = {name: f"{points[name]}, p {p[name]}" for name in found}
+        text = {
+            name: f"{interval.within(-1.0, 1.0).points()}, p {p[name]}"
+            for name, (interval, *_) in found.items()
+        }
         rows = [row | {how: text.get(row["name"], "")} for row in rows]
     return rows
 
@@ -328,11 +330,12 @@ def moved(middle: Callable) -> Cell:
 
 def forgotten(how: str) -> Cell:
     """Alphabet of results/razor.json: the row's arm minus the base."""
-    old = "{name}_old".format_map
     return lambda arm: (
         ""
         if arm["name"] == "base"
-        else difference(arm["others"], old(arm), "base_old", how, measure="exact").points()
+        else difference(
+            arm["others"], f"{arm['name']}_old", "base_old", how, measure="exact"
+        ).points()
     )
 
 
