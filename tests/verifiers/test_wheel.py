@@ -43,15 +43,17 @@ def installed(wheel, tmp_path_factory) -> Path:
     return folder
 
 
-def run(program: str, cwd: Path, installed: Path, *first: Path):
+def run(program: str, cwd: Path, installed: Path, *first: Path, code: int = 0):
     """-S leaves out what is installed, the checkout among it; the rest of what is needed is put
-    behind the wheel again, without it."""
+    behind the wheel again, without it. code: how it has to end."""
     packages = [p for p in sys.path if "site-packages" in p]
     begin = (
         f"import sys; sys.path[:0] = {[str(installed), *map(str, first)]}; sys.path += {packages}"
     )
     command = [sys.executable, "-S", "-c", f"{begin}\n{program}"]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done
 
 
 def test_it_is_one_package_and_what_it_holds_is_the_checkout(wheel):
@@ -91,7 +93,6 @@ def test_the_command_trains_where_one_stands_without_what_is_optional(installed,
     words = ["train", "--env", env, *SMALL.split()]
     program = without("verifiers", "wandb", "openai") + COMMAND.format(words=words)
     done = run(program, tmp_path, installed)
-    assert done.returncode == 0, done.stderr[-3000:]
     assert "wandb is not installed" in done.stdout + done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert (tmp_path / "runs" / "tiny" / "report.html").exists()
@@ -99,8 +100,8 @@ def test_the_command_trains_where_one_stands_without_what_is_optional(installed,
 
 def test_an_endpoint_without_the_package_openai_is_one_sentence(installed, tmp_path):
     words = ["train", "--api-base", "http://127.0.0.1:9/v1", "--model", "x"]
-    done = run(without("openai") + COMMAND.format(words=words), tmp_path, installed)
-    assert done.returncode == 1 and done.stderr.strip().endswith("pip install openai")
+    done = run(without("openai") + COMMAND.format(words=words), tmp_path, installed, code=1)
+    assert done.stderr.strip().endswith("pip install openai")
     assert "Traceback" not in done.stderr
 
 
@@ -110,23 +111,16 @@ def test_the_doctor_of_another_trainers_log_needs_numpy_alone(installed, tmp_pat
     log = {"log_history": [{"step": step, **row} for step in range(1, 31)]}
     (tmp_path / "trainer_state.json").write_text(json.dumps(log))
     program = without("verifiers", "torch", "scipy", "jinja2", "tqdm")
-    done = run(
-        program + COMMAND.format(words=["doctor", "trainer_state.json"]), tmp_path, installed
-    )
-    assert done.returncode == 1 and "no signal" in done.stdout.lower(), done.stderr[-3000:]
+    program += COMMAND.format(words=["doctor", "trainer_state.json"])
+    assert "no signal" in run(program, tmp_path, installed, code=1).stdout.lower()
 
 
-def test_without_a_word_it_says_what_it_does_and_a_wrong_word_is_refused(installed, tmp_path):
+def test_without_a_word_it_trains_and_a_wrong_word_is_refused(installed, tmp_path):
     stopped = "import runpy\nrunpy.run_module = lambda name, **how: print(name, sys.argv[1:])\n"
     done = run(stopped + COMMAND.format(words=[]), tmp_path, installed)
-    assert done.stdout.splitlines() == [
-        "picoswarm train --env letters --difficulty 6 (what else there is: picoswarm --help)",
-        "train ['--env', 'letters', '--difficulty', '6']",
-    ]
-    done = run(COMMAND.format(words=["--help"]), tmp_path, installed)
-    assert "picoswarm doctor LOG" in done.stdout
-    done = run(COMMAND.format(words=["fly"]), tmp_path, installed)
-    assert done.returncode == 1 and done.stderr.startswith("picoswarm has no command 'fly'")
+    assert done.stdout.endswith("train ['--env', 'letters', '--difficulty', '6']\n")
+    done = run(COMMAND.format(words=["fly"]), tmp_path, installed, code=1)
+    assert done.stderr.startswith("picoswarm has no command 'fly'")
 
 
 def test_without_verifiers_the_environments_are_there_and_the_taskset_says_what_it_needs(
@@ -145,7 +139,6 @@ except ImportError as error:
     print(error)
 """
     done = run(without("verifiers") + program, tmp_path, installed)
-    assert done.returncode == 0, done.stderr[-3000:]
     *envs, needs = done.stdout.splitlines()
     assert envs == ["letters True", "alphabet True", "swarm True"]
     assert "verifiers" in needs
@@ -178,7 +171,6 @@ def test_the_environments_work_from_the_wheel_alone_beside_another_swarm(install
     (other / "swarm" / "__init__.py").write_text('Agent = "another package\'s"\n')
     (other / "swarm" / "agents.py").write_text("")
     done = run(PROGRAM, tmp_path, installed, other)
-    assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[:3] == [
         "alphabet 2000000000",
         "letters 2000000000",
