@@ -2,7 +2,7 @@
 
 import json
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -30,13 +30,6 @@ def serving(behave):
                 self.send_header(name.replace("_", "-"), str(value))
             self.end_headers()
             self.wfile.write(raw)
-
-        def handle(self):
-            with suppress(OSError):  # the client has had enough
-                super().handle()
-
-        def log_message(self, *args):
-            pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.block_on_close = True, False
