@@ -18,6 +18,7 @@ from picoswarm import taskset
 from verifiers.v1.serve import EnvClient, EnvServer
 
 from fast.sampler import TorchSampler
+from helpers import Scripted
 from policy import PICO, PICO_SWARM, Sample, load_policy
 from rollout import play
 
@@ -105,14 +106,8 @@ def test_a_broken_call_stays_an_error_in_training():
     said = "<tool_call>\n{'name': 'pass_turn'}\n</tool_call>"
     ids = policy.tokenizer(said, add_special_tokens=False)["input_ids"]
     ids.append(policy.tokenizer.eos_token_id)
-
-    class Stubborn:
-        """A sampler that always says the same."""
-
-        def sample(self, prompts, *_):
-            return [[Sample(ids, [0.0] * len(ids), True)] for _ in prompts]
-
-    (episode,) = episodes("swarm", 1, Stubborn(), PICO_SWARM)
+    stubborn = Scripted(*[Sample(ids, [0.0] * len(ids), True)] * 25)
+    (episode,) = episodes("swarm", 1, stubborn, PICO_SWARM)
     (trace,) = episode.traces
     replies = [node.message for node in trace.nodes if node.sampled]
     assert trace.info["replies"] == [said] * 25

@@ -27,8 +27,9 @@ from rollout import play
 ROOT = Path(__file__).resolve().parents[2]
 # For several processes on one machine; ACCELERATE_USE_CPU makes them processes of a CPU. (--cpu
 # starts one alone, without mpirun.)
-ACCELERATE = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-ACCELERATE += " --dynamo_backend no --main_process_port 0"
+ACCELERATE = """--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no
+--dynamo_backend no --main_process_port 0"""
+CPU = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
 # tasks, k, longest reply: three groups cannot be halved without a cut
 SIZES = {"letters": (3, 4, 320), "alphabet": (3, 4, 200), "swarm": (1, 2, 60)}
 
@@ -47,11 +48,10 @@ def run(request, tmp_path_factory):
     num_tasks, k, longest = SIZES[env]
     words = f"--env {env} --updates 1 --num-tasks {num_tasks} --k {k} --max-tokens {longest}"
     words += f" --device cpu --runs {out.parent}" + " --reward partial" * (env == "letters")
-    command = [sys.executable, "-m", "accelerate.commands.launch", *ACCELERATE.split()]
-    command += [str(Path(__file__).with_name("trl_two.py")), str(out), *words.split(), "--"]
-    command += ["--save_strategy", "no", "--warmup_steps", "0"]
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
-    quiet = os.environ | quiet | {"PYTHONPATH": str(ROOT)}
+    two = Path(__file__).with_name("trl_two.py")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *ACCELERATE.split()]
+    command = [*launch, two, out, *words.split(), *"-- --save_strategy no --warmup_steps 0".split()]
+    quiet = os.environ | CPU | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return env, [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in range(2)]
@@ -107,8 +107,8 @@ def test_what_trl_has_not_is_refused_in_one_sentence(flags, told):
 
 
 def test_our_settings_become_trls():
-    words = "--env letters --k 4 --num-tasks 2 --loss gspo --lr 1e-4 --device cpu"
-    words += " --lora-rank 8 --lora-alpha 16"
+    words = """--env letters --k 4 --num-tasks 2 --loss gspo --lr 1e-4 --device cpu --lora-rank 8
+    --lora-alpha 16"""
     trainer = bridge.make_trainer(words.split(), ["--beta", "0.1"])
     args, lora = trainer.args, trainer.model.peft_config["default"]
     assert (args.num_generations, args.generation_batch_size, args.max_steps) == (4, 8, 150)

@@ -25,7 +25,6 @@ def watch(inputs):
                 "rest": batch["completion_ids"][i][reply].tolist(),
                 "mask": mask[i][reply].bool().tolist(),
                 "reward": task["earned"],
-                "advantage": batch["advantages"][i].item(),
             }
         )
     return batch
@@ -40,7 +39,6 @@ facts = {
     "episodes": taken,
     "moved": float(sum((a - b).abs().sum() for a, b in zip(before, weights))),
     "weights": float(sum(p.double().abs().sum() for p in weights)),
-    "log": trainer.state.log_history,
     "processes": trainer.accelerator.num_processes,
 }
 with open(f"{out}-{trainer.accelerator.process_index}.json", "w") as file:
