@@ -163,7 +163,7 @@ def different(env: str, first: int, n: int) -> list[int]:
     for seed in range(first, first + n):
         try:
             task = in_time(known.seconds, known.draw, seed)["question"]
-        except (Exception, Hung):
+        except (Exception, SystemExit, Hung):
             task = seed
         seeds.setdefault(task, seed)
     return list(seeds.values())
