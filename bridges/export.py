@@ -17,11 +17,14 @@ nats. (In training nothing is ever merged in place; policy.py says why.)
 
 The card (README.md) says what the model is and how to use it. Below is the run's own report: the
 evaluations with their intervals, the flags, the machine. It has nothing that was not measured.
+
+Run me: `python -m bridges.export` prints the card of the committed letters run.
 """
 
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -150,4 +153,8 @@ def export(
 
 
 if __name__ == "__main__":
-    tyro.cli(export, prog="python -m bridges.export")
+    if sys.argv[1:]:
+        tyro.cli(export, prog="python -m bridges.export")
+    else:
+        example = Path(__file__).parents[1] / "results/showcase"
+        print(card(example, records.record(example / "summary.json"), "adapter"))
