@@ -65,7 +65,6 @@ from settings import (
     task_seeds,
 )
 
-MOST_THREADS = 1024  # more is a typing error
 # For one call of an environment. An environment that needs more (a judge over the network) has its
 # own attribute `seconds`.
 ENV_SECONDS = 60.0
@@ -124,7 +123,6 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         number(lambda x: x <= 1),
         "must be at most 1; for a large model 1e-5 is usual, for a small one 1e-4",
     ),
-    ("threads", lambda c, x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
     ("today", lambda c, x: not re.fullmatch(r"(\d{4}-\d\d-\d\d)?", x), "give it as YYYY-MM-DD"),
     ("vllm_memory", number(lambda x: 0 < x < 1), "must be a share of the card, between 0 and 1"),
     ("engine", lambda c, x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
@@ -184,7 +182,14 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ("break_", lambda c, x: x and x not in SETTINGS, f"choose {', '.join(SETTINGS)}"),
     (
         "break_",
-        lambda c, x: c.break_ and leaves_the_process(c),
+        lambda c, x: (
+            x
+            and (
+                c.plain
+                or c.engine == "vllm"
+                or c.async_rollouts != SETTINGS[x].get("async_rollouts", 0)
+            )
+        ),
         "the mistake is made in this process, in code that --plain does not use; leave out "
         "--plain, --engine vllm and --async-rollouts",
     ),
@@ -315,12 +320,6 @@ def is_stale(cfg: Config) -> bool:
     return cfg.epochs > 1 or bool(old and cfg.importance == "clip")
 
 
-def leaves_the_process(cfg: Config) -> bool:
-    """Would a mistake made on purpose have to be made where it cannot be?"""
-    own = SETTINGS[cfg.break_].get("async_rollouts", 0)
-    return cfg.plain or cfg.engine == "vllm" or cfg.async_rollouts != own
-
-
 def seeds_of(cfg: Config) -> int:
     """How many values --seed may have before training tasks run into those of SFT."""
     return (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * (cfg.num_tasks or 1))
@@ -329,15 +328,12 @@ def seeds_of(cfg: Config) -> int:
 def check_level(cfg: Config) -> None:
     """Your own class is trained at its last level, or at the one that you type."""
     levels = levels_of(cfg.env)
-    if not isinstance(levels, list | tuple) or any(type(one) not in (int, str) for one in levels):
-        raise ValueError(
-            f"levels of {cfg.env} must be numbers or words in a list; see docs/fork.md"
-        )
     found = {str(one): one for one in levels or [0]}
-    fill(cfg, {"difficulty": list(found.values())[-1]})
+    fill(cfg, {"difficulty": [*found.values()][-1]})
     if str(cfg.difficulty) not in found:
-        some = f"has {', '.join(found)}" if levels else "has no levels"
-        refuse(cfg, "difficulty", f"{env_name(cfg.env)} {some}; see docs/fork.md")
+        refuse(
+            cfg, "difficulty", f"the levels of {env_name(cfg.env)} are {levels}; see docs/fork.md"
+        )
     cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
 
 
