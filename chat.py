@@ -134,16 +134,6 @@ def end_of_turn(tokenizer, behind: str) -> tuple[int, int | None]:
     return 0, None
 
 
-def missing_end(tokenizer, end: list[int], written: list[int]) -> list[int]:
-    """The part of the turn's end that the policy has not written: usually nothing.
-
-    GLM's template has no end-of-turn token. The header of the next message ends a turn,
-    and the policy has to guess who speaks next. After a wrong guess the right header is
-    appended.
-    """
-    return end if read_template(tokenizer).header and end != written else []
-
-
 def opened_thought(prompt: str) -> str:
     """'<think>⏎' if a prompt ends with it, so that replies begin inside it; else ''."""
     return re.search(r"(<think>\s*)?\Z", prompt)[0]
@@ -313,10 +303,11 @@ def after_reply(
 def ids_until_next_reply(policy, env, sample, new_messages: list[dict]) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.tools, env.think)
-    # Usually the policy has sampled all of `end`, and nothing is missing. GLM ends a
-    # turn with the header of the next speaker. If the policy wrote the header of a
-    # wrong speaker, the right one is appended after it.
-    return missing_end(policy.tokenizer, end, sample.token_ids[-1:]) + rest
+    # GLM ends a turn with the header of the next speaker, whom the policy has to guess.
+    # After a wrong guess the right header is appended.
+    if read_template(policy.tokenizer).header and end != sample.token_ids[-1:]:
+        return end + rest
+    return rest  # usually: the policy has sampled all of `end`
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import tempfile
 import time
-import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -229,8 +228,7 @@ class Run:
         state.tokens["trained"] += line["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
-        waiting = waited(line) / (waited(line) + line["seconds_train"])
-        log_wandb(self.wandb, line | {"waiting": waiting}, self.cfg.sft_steps)
+        log_wandb(self.wandb, line, self.cfg.sft_steps)
         minutes = self.minutes_left()
         left = f", {minutes:.0f} min left" if state.updates < self.cfg.updates else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
@@ -478,19 +476,13 @@ def waited(line: dict) -> float:
 
 
 def hear_signals(stopping: Event) -> None:
-    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now.
-
-    So does the first one after the Run has gone, which the handler must not keep.
-    """
-    kept = weakref.ref(stopping)
+    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now."""
 
     def stop_soon(signum, frame):
-        asked = kept()
         # torchrun passes on what the terminal has already sent: there the second may be the first.
-        twice = asked and asked.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ
-        if not asked or twice:
+        if stopping.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ:
             raise KeyboardInterrupt
-        asked.set()
+        stopping.set()
         tqdm.write("stopping at the next safe point (once more to stop at once)")
 
     with suppress(ValueError):  # not in the main thread, as in some tests
