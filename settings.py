@@ -5,8 +5,6 @@
 Each default is declared once. If it depends on the environment or on the model's size,
 it is None in the dataclass and comes from the tables that follow. PRESETS are the
 settings of whole runs that others published. Only the chosen environment is imported.
-
-Run me: `python settings.py` prints every flag with its default.
 """
 
 import importlib.util
@@ -228,20 +226,23 @@ RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
     # batch
     (float("inf"), 1e-5),
 )
-# For LoRA: ten times the rate at which prime-rl trains all weights (wordle, 1.7B).
-# TRL's page has 2e-4.
-SFT_RATE = 1e-4
 # LoRA needs ten times the rate of full fine-tuning, whatever its rank. Schulman et al.
 # 2025 (thinkingmachines.ai/blog/lora) found this for SFT and RL, and TRL's pair of runs
 # does the same: 1e-5 and 1e-6.
 ALL_WEIGHTS = 0.1
-# The group size of all these prime-rl examples, and Tinker's; prime-rl's default batch
-# is 8 of 16.
-LARGE_K = 16
-# prime-rl's max_steps in alphabet-sort, wiki-search and wordle. Warm-up and decay are
-# as for small models: prime-rl's linear schedule has 10 steps of warm-up, Tinker's loop
-# none.
-LARGE_UPDATES = 200
+LARGE = {
+    # of LoRA: ten times the rate at which prime-rl trains all weights (wordle, 1.7B);
+    # TRL's page has 2e-4
+    "sft_lr": 1e-4,
+    # the group size of all these prime-rl examples, and Tinker's; prime-rl's default
+    # batch is 8 of 16
+    "k": 16,
+    # prime-rl's max_steps in alphabet-sort, wiki-search and wordle. Warm-up and decay
+    # are as for small models: prime-rl's linear schedule has 10 steps of warm-up,
+    # Tinker's loop none
+    "updates": 200,
+    "importance": "token",
+}
 LONGEST = {  # tokens of a reply
     # to spell 80 letters with a tally; prime-rl's seq_len, TRL's run had 4096
     "letters": 2048,
@@ -392,14 +393,8 @@ def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
             }
     lr = next(rate for most, rate in RATES if n_parameters <= most)
     share = ALL_WEIGHTS if all_weights else 1
-    return {
-        "lr": share * lr,
-        "sft_lr": share * SFT_RATE,
-        "updates": LARGE_UPDATES,
-        "k": LARGE_K,
-        "max_tokens": LONGEST[env],
-        "importance": "token",
-    }
+    rates = {"lr": share * lr, "sft_lr": share * LARGE["sft_lr"]}
+    return LARGE | rates | {"max_tokens": LONGEST[env]}
 
 
 def learning_rate(cfg: Config, update: int) -> float:
@@ -493,8 +488,7 @@ def load_custom_env(env: str) -> type:
     """
     file, _, name = env.rpartition(":")
     # a prefix, so that your metrics.py does not replace ours
-    module_name = f"yours_{Path(file).stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
+    spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -532,15 +526,16 @@ def parse_set(cfg: Config) -> dict:
 
     ValueError with one sentence if there is no such setting, or the value is wrong.
     """
-    types, values = settable(cfg.env), {}
+    values = {}
     for word in cfg.set:
+        types = settable(cfg.env)
         name, equals, text = word.partition("=")
         if not equals:
             raise ValueError(f"--set {word}: give NAME=VALUE")
         if name not in types:
-            cure = f"choose {', '.join(types)}" if types else "leave it out"
             raise ValueError(
-                f"--set {word}: {env_name(cfg.env)} has no such setting; {cure}"
+                f"--set {word}: {env_name(cfg.env)} has no such setting; choose "
+                f"{', '.join(types) or 'none'}"
             )
         values[name] = read_value(types[name], text, word)
     return values
@@ -601,10 +596,7 @@ def command_line(
     cfg = tyro.cli(Config, args=words)
     defaults = PRESETS.get(cfg.preset, {}) | (mistakes or {}).get(cfg.break_, {})
     if defaults:  # read the words again, with these as defaults: a typed flag wins
-        typed_settings = cfg.set
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
-        if cfg.env != defaults.get("env", cfg.env):
-            cfg.set = typed_settings  # the preset's are for another environment
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
     ways = lambda name: {flag_name(name), flag_name(f"no_{name}")}
     return cfg, {name for name in vars(cfg) if ways(name) & flags}
@@ -613,8 +605,3 @@ def command_line(
 def flag_name(name: str) -> str:
     """A field of Config as it is typed: lora_rank is --lora-rank."""
     return f"--{name.strip('_').replace('_', '-')}"
-
-
-if __name__ == "__main__":
-    for name, value in vars(Config()).items():
-        print(f"{flag_name(name):26} {value!r}")

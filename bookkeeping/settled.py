@@ -12,8 +12,6 @@ changed.
 
 The intervals are those of metrics.py. docs/trust.md says how often these decisions were wrong, on
 made-up runs with a known truth.
-
-Run me: `python -m bookkeeping.settled` asks a made-up run whether it has settled.
 """
 
 from dataclasses import dataclass
@@ -107,11 +105,3 @@ def passed(values, bar: float) -> bool:
 def present_trend(values) -> Trend:
     """Has the present settled? An old level does not count; a current rise does."""
     return trend(values[-max(SHORTEST, adaptive_window(values)) :])
-
-
-if __name__ == "__main__":
-    chance = 0.93 - 0.78 * np.exp(-np.arange(150) / 15)  # a run that learns, and then has learnt
-    rewards = np.random.default_rng(0).binomial(64, chance) / 64
-    print("a made-up run:", metrics.distribution(rewards))
-    for done in (20, 60, 150):
-        print(f"  after {done:3} updates: {trend(rewards[:done]).sentence}")
