@@ -287,9 +287,11 @@ def after_reply(
     if not read_template(policy.tokenizer).tools:
         tools = None  # the opening has already described them in words
     marker = "@@reply@@"
-    question = [{"role": "user", "content": "?"}]
-    reply = [{"role": "assistant", "content": marker}]
-    text = render(policy, question + reply + new, tools, think)
+    made_up = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": marker},
+    ]
+    text = render(policy, made_up + new, tools, think)
     _, found, after = text.partition(marker)
     if not found:
         raise ValueError(
@@ -317,8 +319,6 @@ if __name__ == "__main__":
 
     pico = Path(__file__).resolve().parent / "models" / "pico_base"
     tokenizer = AutoTokenizer.from_pretrained([*sys.argv, str(pico)][1])
-    question = {"role": "user", "content": "What is 1 + 1?"}
     print("how the template writes a question, up to where the policy speaks:\n")
-    print(write(tokenizer, [question]))
-    print("what was found out about it:\n")
+    print(write(tokenizer, [{"role": "user", "content": "What is 1 + 1?"}]))
     print(about(tokenizer, "today"), read_template(tokenizer), sep="\n")

@@ -43,7 +43,6 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model
-from torch.optim import Optimizer
 
 import settings
 from bookkeeping.records import config_of, flush, foreign, lines, printable, read, write_lines
@@ -71,8 +70,8 @@ MAY_CHANGE = (
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
-# This process's run folder, once it has one. If the run does not finish, its last sentence names it
-# (refusals.errors_in_one_sentence).
+# This process's run folder, once it has a config.json. If the run does not finish, its last
+# sentence names it (refusals.errors_in_one_sentence).
 own: list[Path] = []
 
 
@@ -129,7 +128,7 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
 
 def how_to_go_on() -> str:
     """The end of the message of a run that was stopped, before or after its first checkpoint."""
-    if not any((home / "config.json").exists() for home in own):
+    if not own:
         return "; nothing was written"
     return f"; go on with: python train.py --resume {own[0]}"
 
@@ -303,9 +302,7 @@ def readable(folder: Path, like: str) -> None:
         shutil.copymode(folder / like, file)
 
 
-def save_checkpoint(
-    folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict, reference=None
-) -> None:
+def save_checkpoint(folder: Path, policy: Policy, optimizer, state: dict, reference=None) -> None:
     """Write weights, optimizer and `state`; the previous checkpoint stays as `folder`.old.
 
     reference: with --kl {name: weight} after SFT, kept in optimizer.pt (load_state_dict ignores

@@ -498,7 +498,6 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
         return env.score(), done
 
     env = new_env()
-    seconds = getattr(env, "seconds", ENV_SECONDS)
     seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, DEV_SEEDS)
     openings = [new_env().reset(seed) for seed in seeds]
     play(seeds[0], lambda env: "", most=1)  # a run may cut an episode after any reply
@@ -508,10 +507,6 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
     empty = sum(score["reward"] for score in silent) / 4
     right = sum(score["reward"] for score, _ in shown_how) / 4
     for wrong, why in (
-        (
-            not (isinstance(seconds, int | float) and 0 < seconds < math.inf),
-            f"seconds is {shown(seconds)}; give the number of seconds that a call may take",
-        ),
         (not isinstance(env.think, bool), f"think is {shown(env.think)}; give True or False"),
         (
             not isinstance(env.tools, list | None),

@@ -108,7 +108,6 @@ class Run:
         if first and not self.home:
             self.home, self.keep = run_folder.make_folder(cfg)
         self.home = self.folder = parallel.broadcast(self.home)
-        run_folder.own[:] = [self.home]
         if not first:  # nobody reads what the others log
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
             self.folder = Path(self.keep.name)
@@ -120,6 +119,7 @@ class Run:
         else:
             run_folder.trim(self.folder, -1)
         records.write_json(self.folder / "config.json", asdict(cfg))  # on the disk, when it is said
+        run_folder.own[:] = [self.home]
         if not self.saved:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         self.machine = machine(policy)
@@ -308,11 +308,10 @@ class Run:
 
     def warn(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
-        told = self.state.warnings
         for name, sentence in symptoms.items():
-            if name not in told:
-                told[name] = f"update {self.state.updates}: {sentence}"
-                records.say(self.folder, f"{name.upper()} at {told[name]}")
+            if name not in self.state.warnings:
+                self.state.warnings[name] = f"update {self.state.updates}: {sentence}"
+                records.say(self.folder, f"{name.upper()} at {self.state.warnings[name]}")
 
     @contextmanager
     def clock(self, part: str):
@@ -427,14 +426,13 @@ def record_evaluation(
     """
     played = [e for [e] in without_failed(groups)]
     failed = {i: e.error for i, [e] in enumerate(groups) if e.stop_reason == "error"}
-    line = eval_line(update, stage, tasks, trained, played, failed)
-    records.append(folder / "evals.jsonl", line)
+    records.append(folder / "evals.jsonl", eval_line(update, stage, tasks, trained, played, failed))
     if trained:
         records.save_episodes(folder, update, stage, policy, worth_reading(groups))
     found = headline(played)
     shown = "  ".join(f"{name} {x}" for name, x in found.items())
-    head = f"eval {stage:10} update {update:4}  {tasks}  {shown}"
-    records.say(folder, head + records.broken(groups))
+    text = f"eval {stage:10} update {update:4}  {tasks}  {shown}{records.broken(groups)}"
+    records.say(folder, text)
     return found
 
 
@@ -532,8 +530,6 @@ def open_wandb(cfg, folder: Path):
     kept = folder / "wandb_id"
     if not kept.exists():
         records.write_whole(kept, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
-    # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
-    os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
     mode = "online" if wandb.login(prompt=False) else "offline"
     mode = os.environ.get("WANDB_MODE") or mode
     # uploads wait in the run folder, and not in the user's home
@@ -597,8 +593,7 @@ def signal_verdict(groups: list[list[Episode]]) -> str:
         return f"{now}: GRPO has something to learn from"
     if np.mean([e.reward for g in played for e in g]) > 0.9:
         return f"{now}, and the tasks are solved: give it harder ones"
-    cure = doctor.cure("few groups", doctor.OURS)
-    return f"{now}: GRPO will hardly move; try {cure}"
+    return f"{now}: GRPO will hardly move; try {doctor.cure('few groups', doctor.OURS)}"
 
 
 def healthy_values(cfg: Config) -> str:
@@ -625,14 +620,14 @@ def probe_report(groups: list[list[Episode]], cfg: Config) -> list[str]:
     played = without_failed(groups)
     episodes = [e for g in played for e in g]
     right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
-    lengths = [e.reply_tokens for e in episodes]
     line = summarize(groups)
     different = [len({tuple(e.token_ids) for e in g}) for g in played]
     texts = (m["content"] for m in episodes[0].messages if m["role"] == "assistant")
     reply = next(texts, "")[-200:]
     return [
         f"replies     {len(episodes)}, {line.get('format', 1):.0%} in the right format",
-        f"length      {line['reply_tokens']:.0f} tokens, at most {max(lengths)}; "
+        f"length      {line['reply_tokens']:.0f} tokens, at most "
+        f"{max(e.reply_tokens for e in episodes)}; "
         f"{line['truncated']:.0%} are cut at --max-tokens {cfg.max_tokens}",
         f"different   {np.mean(different):.1f} of {cfg.k} replies to a task",
         f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",
