@@ -6,13 +6,13 @@ import copy
 import re
 import tomllib
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
 
-from bookkeeping.refusals import guarded
 from chat import about, encode, prompt_ids, read_template, render
 from env_letters import Letters
 from env_swarm import Swarm
@@ -49,9 +49,8 @@ def test_what_its_template_does_is_found_and_said_in_one_line(family):
     facts, policy = family
     found, line = read_template(policy.tokenizer), about(policy.tokenizer, "2026-01-02")
     assert policy.tokenizer.decode([found.end]) == facts["end"]
-    for name, default in (("header", False), ("opens", False), ("tools", False),
-                          ("system", True), ("dated", False)):  # fmt: skip
-        assert bool(getattr(found, name)) == facts.get(name, default), name
+    plain = {"header": False, "opens": False, "tools": False, "system": True, "dated": False}
+    assert {x: bool(getattr(found, x)) for x in plain} == {x: facts.get(x, plain[x]) for x in plain}
     said = {"and not with": facts["end"] != facts["eos"], "opens <think>": bool(found.opens),
             "described in": not found.tools, "2026-01-02": found.dated}  # fmt: skip
     assert {part: part in line for part in said} == said and "\n" not in line
@@ -59,12 +58,11 @@ def test_what_its_template_does_is_found_and_said_in_one_line(family):
 
 def test_the_expert_plays_the_swarm_as_the_policy_does_and_every_result_arrives(family):
     facts, policy = family
-    make_env = lambda: guarded(Swarm, "easy")
-    shown = expert_episode(policy, make_env(), 7)
+    shown = expert_episode(policy, Swarm("easy"), 7)
     runs = [(mine, [t for t, _ in run]) for mine, run in
             groupby(zip(shown.token_ids, shown.sampled), key=lambda pair: pair[1])]  # fmt: skip
     replies = [Sample(ids, [0.0] * len(ids), True) for mine, ids in runs if mine]
-    ((played,),) = play(policy, Scripted(*replies), make_env, [7], 1, 400, 1.0, 0)
+    ((played,),) = play(policy, Scripted(*replies), partial(Swarm, "easy"), [7], 1, 400, 1.0, 0)
     assert (played.token_ids, played.sampled) == (shown.token_ids, shown.sampled)
     assert played.turns == 25 and played.components["error_rate"] == 0
     assert {reply.token_ids[-1] for reply in replies} == {encode(policy, facts["end"])[0]}
@@ -115,9 +113,7 @@ def test_a_header_that_a_reply_did_not_end_with_is_written(family):
     for last in (user, end):
         said = [*encode(policy, "no call"), *last]
         replies = [Sample(said, [0.0] * len(said), True)] * 25
-        ((episode,),) = play(
-            policy, Scripted(*replies), lambda: guarded(Swarm, "easy"), [7], 1, 90, 1.0, 0
-        )
+        ((episode,),) = play(policy, Scripted(*replies), partial(Swarm, "easy"), [7], 1, 90, 1.0, 0)
         assert episode.token_ids.count(user[0]) == 25 + (last == user)
 
 

@@ -11,34 +11,14 @@ import pytest
 
 import settings
 from bookkeeping import failures, refusals
-from bookkeeping.again import MAY_BE_TYPED
-from bookkeeping.folder import resume_folder, take_typed
+from bookkeeping.folder import resume_folder
 from grpo import LOSSES, Loss, reinforce
-from rollout import EnvironmentFailed
 from settings import Config
 
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
 # ----------------------------------------------------------------------------------- typed flags
-
-
-def saved(folder, **flags) -> Config:
-    cfg = Config(**flags)
-    refusals.check(cfg)
-    (folder / "config.json").write_text(json.dumps(asdict(cfg)))
-    return cfg
-
-
-def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path):
-    for words, reward in ((["--reward=binary"], "binary"), ([], "partial")):
-        given, typed = settings.command_line(["--eval-only", str(tmp_path), *words])
-        cfg = saved(tmp_path, reward="partial")
-        take_typed("--eval-only", cfg, given, typed - {"eval_only"}, MAY_BE_TYPED)
-        assert settings.make_env(cfg, 6).reward_kind == reward
-    given, typed = settings.command_line(["--eval-only", str(tmp_path), "--lora-rank", "32"])
-    with pytest.raises(SystemExit, match="cannot change on --eval-only: this run has 8"):
-        take_typed("--eval-only", saved(tmp_path, lora_rank=8), given, {"lora_rank"}, MAY_BE_TYPED)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +36,8 @@ def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path)
 )
 def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, after):
     how = {"until_converged": True, "max_updates": 500, "threads": 2, "engine": "torch"}
-    saved(tmp_path, env="swarm", loss="gspo", k=4, think=False, set=["version=0.1"], **how)
+    how |= {"env": "swarm", "loss": "gspo", "k": 4, "think": False, "set": ["version=0.1"]}
+    (tmp_path / "config.json").write_text(json.dumps(asdict(Config(**how))))
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     if isinstance(after, str):
         with pytest.raises(SystemExit, match=f"^{after}"):
@@ -147,26 +128,20 @@ REFUSED = [  # (flags, what is said)
     ({"max_staleness": 4, "async_rollouts": 2}, "and --async-rollouts 2 fixes the lag; give"),
     ({"max_staleness": 4, "async_rollouts": 1}, "several processes would drop different batches"),
     ({"sync_every": 2, "async_rollouts": 1}, "--sync-every 2: the second process always samples"),
-    ({"set": ["tier=1"]}, "letters has no such setting; leave it out"),
+    ({"set": ["tier=1"]}, "letters has no such setting; choose none"),
 ]
 
 
 def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
-    """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
     monkeypatch.setitem(LOSSES, "compared", Loss(reinforce, whole_groups=True))
     monkeypatch.setattr(refusals.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
-    heard = []
     for flags, told in REFUSED:
         with pytest.raises(ValueError) as error:
             refusals.check(Config(**flags))
-        heard.append(str(error.value))
-        assert told in heard[-1] and "\n" not in heard[-1]
-    for _, _, why in refusals.REFUSALS:
-        begins = re.sub("^{env} |{.*$", "", why)
-        assert any(begins in said for said in heard), why
+        assert told in str(error.value) and "\n" not in str(error.value)
     for fine in ({"k": 1, "baseline": "batch"}, {"updates": 0}, {"until_converged": True}):
         refusals.check(Config(**fine))
     refusals.check(Config(loss="reinforce", async_rollouts=1, importance="sequence"))
@@ -182,7 +157,7 @@ def chosen(n_parameters: float, *words: str) -> Config:
     return settings.complete(cfg, n_parameters, "", {})
 
 
-def test_set_gives_an_environment_its_fields(tmp_path):
+def test_set_gives_an_environment_its_fields():
     words = "--env alphabet --set min_turns=1 --set max_turns=2 --set min_turns=2"
     cfg = chosen(1e6, *words.split(), "--set", "power_per_turn=true")
     assert cfg.set == ["max_turns=2", "min_turns=2", "power_per_turn=True"]
@@ -191,17 +166,6 @@ def test_set_gives_an_environment_its_fields(tmp_path):
     cfg = chosen(1e6, *"--env swarm --set version=0.1 --set payoff=none --set floor=20".split())
     env = settings.make_env(cfg, "hard")
     assert (env.version, env.payoff, env.floor, env.difficulty) == ("0.1", 1.0, 20.0, "hard")
-    mine = "from dataclasses import dataclass\n@dataclass\nclass Sums:\n    most: int = 9"
-    (tmp_path / "sums.py").write_text(GOOD.replace("class Sums:", mine))
-    cfg = Config(env=f"{tmp_path}/sums.py:Sums", set=["most=3"])
-    assert settings.make_env(cfg, 0).most == 3 and settings.env_name(cfg.env) == "Sums"
-
-
-def test_a_small_model_pays_for_errors_in_swarm_unless_another_price_is_set():
-    price = lambda size, *words: settings.make_env(chosen(size, "--env", "swarm", *words), "hard")
-    assert price(1e6).error_penalty == 0.5 and price(4e9).error_penalty == 0.0
-    for size in (1e6, 4e9):
-        assert price(size, "--set", "error_penalty=0.25").error_penalty == 0.25
 
 
 # ------------------------------------------------------------------- defaults by size, and presets
@@ -230,12 +194,16 @@ CHOSEN = [  # (parameters, flags, what a run then has)
     (4e9, "--preset swarm-published", PUBLISHED | SWARM),
     (4e9, "--preset alphabet-published",
      PUBLISHED | {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768}),
-    (4e9, "--preset swarm-published --env letters --difficulty 6 --k 6", PUBLISHED | {"k": 6, "set": []}),
+    (4e9, "--preset alphabet-published --env letters --k 6", PUBLISHED | {"k": 6, "env": "letters"}),
     (4e9, "--preset seed --break learning-rate --reward binary",
      failures.SETTINGS["learning-rate"] | {"reward": "binary", "think": False}),
     (0.9e6, "", SMALL_ONES | {"lr": 3e-4, "updates": 150, "max_tokens": 320}),
     (0.9e6, "--env alphabet", SMALL_ONES | {"lr": 3e-4, "updates": 80, "max_tokens": 640}),
     (0.9e6, "--env swarm", SMALL_ONES | {"lr": 5e-4, "updates": 150, "max_tokens": 160}),
+    # a small model pays for errors in swarm, unless another price is set
+    (0.9e6, "--env swarm", {"set": ["error_penalty=0.5"]}),
+    (0.9e6, "--env swarm --set error_penalty=0.25", {"set": ["error_penalty=0.25"]}),
+    (4e9, "--env swarm", {"set": []}),
     (0.9e6, "--lora-rank 0", {"lr": 3e-4, "sft_lr": 1e-4}),  # small models: one rate
     (135e6, "", {"lr": 1e-4, "sft_lr": 2e-4, "k": 8, "max_tokens": 160, "importance": "clip"}),
     (135e6, "--dtype bfloat16", {"importance": "token"}),
@@ -264,8 +232,7 @@ def test_a_run_keeps_the_model_and_the_settings_that_auto_chose():
         ("auto", BIG, BIG),
         ("my/model", "my/model", "my/model"),
     ):
-        cfg = Config(model=asked)
-        cfg = settings.complete(cfg, 4e9, path, {"micro_tokens": 4096})
+        cfg = settings.complete(Config(model=asked), 4e9, path, {"micro_tokens": 4096})
         assert (cfg.model, cfg.micro_tokens) == (kept, 4096)
     words = "--env swarm --device cpu --micro-tokens None --vllm-memory 0.3 --no-plain"
     model, env, device, asked = settings.model_request(*settings.command_line(words.split()))
@@ -292,9 +259,7 @@ class Sums:
     def expert_reply(self):
         return str(self.a + self.b)
 """
-CONTENT = 'f"{self.a} + {self.b}?"'
 RESET = 'return [{"role": "user", "content": f"{self.a} + {self.b}?"}]'
-STEP = "self.said.append(reply)"
 OVER = "return ([], True) if"
 SCORE = 'return {"reward": right, "exact": float(right == 1)}'
 EXPERT = "return str(self.a + self.b)"
@@ -313,7 +278,11 @@ WRONG = [  # (old, new, what is said)
     ),
     (RESET, 'return "1 + 1?"', "reset (sums.py:5) returned '1 + 1?'; it should return a list"),
     (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?']; it should"),
-    (CONTENT, "self.a", "reset (sums.py:5) returned [{'role': 'user', 'content': "),
+    (
+        'f"{self.a} + {self.b}?"',
+        "self.a",
+        "reset (sums.py:5) returned [{'role': 'user', 'content': ",
+    ),
     (
         RESET,
         RESET.replace("}]", ', "of": {1}}]'),
@@ -324,7 +293,7 @@ WRONG = [  # (old, new, what is said)
     (OVER, "None if", "step (sums.py:9) returned None; it should return (new messages"),
     ("([], True)", '([], "yes")', "step (sums.py:9) returned ([], 'yes')"),
     ("len(self.said) == 2", "False", "step (sums.py:9) did not end the expert's episode"),
-    (STEP, STEP + "; reply[0]", "IndexError: string index out of range (sums.py:10)"),
+    ("append(reply)", "append(reply[0])", "IndexError: string index out of range (sums.py:10)"),
     (SCORE, "return right", "score (sums.py:12) returned 0.0; it should return a dict"),
     (SCORE, 'return {"exact": 1.0}', "score (sums.py:12) returned {'exact': 1.0}; it should"),
     (SCORE, 'return {"reward": float("nan")}', "score (sums.py:12) returned {'reward': nan}"),
@@ -362,17 +331,6 @@ def test_an_environment_as_it_should_be_passes(tmp_path):
     refusals.preflight(unasked)
     late = sums(tmp_path, "said) / 2", "said) / len(self.said)")  # it is asked after a reply
     refusals.preflight(late)
-
-
-@pytest.mark.parametrize("change", [(RESET, "return []"), (OVER, "None if")])
-def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path, change):
-    """What preflight did not meet: the types are checked at every call."""
-    cfg = sums(tmp_path, *change)
-    env = refusals.guarded(settings.make_env, cfg, cfg.difficulty)
-    with pytest.raises(EnvironmentFailed, match=r"\(sums.py:\d+\) returned .*; it should return "):
-        env.reset(0)
-        env.step("3")
-        env.step("3")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ their own, as a user would start them.
 """
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import metrics
 import settings
 import train
 import warm
-from bookkeeping import again, refusals, report
+from bookkeeping import again, refusals
 from bookkeeping.records import lines
 from bookkeeping.run import SECONDS
 from settings import DEV_SEEDS
@@ -32,22 +31,18 @@ TINY = (
 ONE_TIER = [*TINY, "--no-eval-other-tiers"]
 
 
-def run(*flags, pictures: bool = False) -> subprocess.CompletedProcess:
-    return warm.run(["train.py", *flags], pictures=pictures)
-
-
-def whole_run(runs: Path, name: str, *flags, pictures: bool = False) -> Path:
-    """The folder of a run that ended well."""
-    done = run(*flags, "--runs", runs, "--name", name, pictures=pictures)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return runs / name
-
-
-def script(code: str, *flags) -> subprocess.CompletedProcess:
+def run(*flags, code: str = "", pictures: bool = False) -> subprocess.CompletedProcess:
     """train.py with these flags, after this code has run in its process."""
     words = ["train.py", *map(str, flags)]
     text = f"import os, signal, sys, train\nsys.argv = {words!r}\n{code}\ntrain.main()"
-    return warm.run(["-c", text], pictures=False)
+    return warm.run(["-c", text], pictures=pictures)
+
+
+def whole_run(runs: Path, name: str, *flags, **how) -> Path:
+    """The folder of a run that ended well."""
+    done = run(*flags, "--runs", runs, "--name", name, **how)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return runs / name
 
 
 def read(file: Path) -> dict:
@@ -57,6 +52,13 @@ def read(file: Path) -> dict:
 def timeless(path: Path) -> list[dict]:
     """A log without what a clock says."""
     return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines(path)]
+
+
+def assert_no_task_comes_twice(folder: Path) -> None:
+    """Each update's saved episodes are of tasks that no other update played."""
+    kept = {(e["update"], e["seed"]) for e in lines(folder / "episodes.jsonl") if not e["stage"]}
+    assert len({seed for _, seed in kept}) == len(kept)
+    assert {update for update, _ in kept} == {e["update"] for e in lines(folder / LOGS[0])}
 
 
 def check_equal(one: Path, other: Path) -> None:
@@ -86,13 +88,8 @@ def test_a_teacher_like_the_policy_teaches_nothing_and_another_tokenizer_is_refu
     same = ["--teacher", "pico_base", "--sft-steps", 0, "--updates", 1]
     folder = whole_run(tmp_path, "same", *ONE_TIER, *same)
     assert abs(read(folder / "metrics.jsonl")["loss"]) < 1e-5  # minus the mean of log p / p
-    other = tmp_path / "other"
-    shutil.copytree(settings.MODELS / "pico_base", other)
-    tokenizer = read(other / "tokenizer.json")
-    tokenizer["model"]["vocab"][-1][0] = "qzqzqz"
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    told = run(*ONE_TIER, "--teacher", other, "--runs", tmp_path)
-    assert told.returncode == 1 and f"--teacher {other}: it has another tokenizer" in told.stderr
+    told = run(*ONE_TIER, "--teacher", "pico_swarm", "--runs", tmp_path)
+    assert told.returncode == 1 and "--teacher pico_swarm: it has another tokeni" in told.stderr
 
 
 def test_other_tiers_are_evaluated_too(tmp_path):
@@ -117,16 +114,11 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     # What is trained is what was sampled, by the same policy.
     assert all(line.get("mismatch", 0.0) < 1e-4 for line in trained)
     assert not any(line["seconds_wait"] or line["off_policy_steps"] for line in trained)
-    losses = [step["loss"] for step in lines(whole / "sft.jsonl")]
-    assert len(losses) == 4
-    assert summary["sft"] == {"loss_first": losses[0], "loss_last": losses[-1]}
+    first, *_, last = lines(whole / "sft.jsonl")
+    assert summary["sft"] == {"loss_first": first["loss"], "loss_last": last["loss"]}
     said = (whole / "train.log").read_text()
-    assert said.startswith("here: ") and "float32, our own sampler (" in said.splitlines()[0]
-    assert "\nmodel pico_base\n" in said and f"\ntorch {torch.__version__}\n" in said
-    assert "eval before" in said and "update    3  reward" in said
-    assert re.search(r"  spells +\d+%  ", said)  # how many replies spell it out
-    lag = "Off-policy level (age of the samples, in updates): 0.0 on average, at most 0.0"
-    assert lag in (whole / "report.md").read_text()
+    for part in ("here: ", f"\ntorch {torch.__version__}\n", "eval before", "update    3  reward"):
+        assert part in said
     evals = [(line["update"], line["stage"]) for line in lines(whole / "evals.jsonl")]
     assert evals == [(0, "before"), (0, "after_sft"), (2, "train"), (3, "final")]
 
@@ -177,7 +169,7 @@ def bomb(real, at):
     return inner
 {kill}
 """
-    killed = script(code, *ONE_TIER, "--runs", tmp_path, "--name", "cut")
+    killed = run(*ONE_TIER, "--runs", tmp_path, "--name", "cut", code=code)
     assert killed.returncode == 9, killed.stderr[-3000:]
     cut = tmp_path / "cut"
     resumed = run("--resume", cut, "--no-wandb")
@@ -206,7 +198,7 @@ def update(*given, **more):
     return real(*given, **more)
 train.update = update
 """
-    done = script(code, *ONE_TIER, "--runs", tmp_path, "--name", "cut", *flags)
+    done = run(*ONE_TIER, "--runs", tmp_path, "--name", "cut", *flags, code=code)
     cut = tmp_path / "cut"
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"stopped; go on with: python train.py --resume {cut}" in done.stderr
@@ -249,7 +241,7 @@ def update(*given, **more):
     return real(*given, **more)
 train.update = update
 """
-    done = script(code, *ONE_TIER, "--kl", 0.1, "--runs", tmp_path, "--name", "full")
+    done = run(*ONE_TIER, "--kl", 0.1, "--runs", tmp_path, "--name", "full", code=code)
     folder, (*_, said) = tmp_path / "full", done.stderr.strip().splitlines()
     assert "out of GPU memory (CUDA out of memory.)" in said
     assert "--micro-tokens" in said and "--resume" in said and "Traceback" not in done.stderr
@@ -257,8 +249,6 @@ train.update = update
     first, *rest = lines(folder / "metrics.jsonl")
     assert [line["update"] for line in rest] == [2, 3]
     assert read(folder / "config.json")["micro_tokens"] == 64
-    log = (folder / "train.log").read_text()
-    assert "Traceback" in log and "torch.OutOfMemoryError: CUDA out of memory." in log
     # The reference is still the policy after SFT: its distance is measured, and grows from 0.
     assert first["kl_ref"] == pytest.approx(0, abs=1e-6) and rest[0]["kl_ref"] > 1e-6
 
@@ -304,8 +294,6 @@ def test_training_never_meets_the_tasks_of_sft_of_evaluation_or_of_another_seed(
     assert settings.task_seeds(last, most) == settings.task_seeds(last, 0)
     last.seed += 1
     assert settings.task_seeds(last, 0)[0] == end + 1
-    with pytest.raises(ValueError, match=f"--seed {last.seed}: "):
-        refusals.check(last)
 
 
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_linearly_to_its_end():
@@ -359,10 +347,7 @@ def test_swarm_plays_twenty_five_turns_through_the_whole_recipe(economy):
         assert "exact" not in record and record["tasks"] == "medium v0.2"
     wanted = {"payoff", "diversity", "turns_used", "error_rate", "used_pass_turn", "welfare_5"}
     assert wanted <= lines(economy / "metrics.jsonl")[0].keys()
-    log = (economy / "train.log").read_text()
-    assert re.search(r"  errors per turn [01]\.\d\d  ", log)
-    report = (economy / "report.md").read_text()
-    assert "| cut short |" in report and "| welfare, soft: 95% quantile |" in report
+    assert "| welfare, soft: 95% quantile |" in (economy / "report.md").read_text()
 
 
 LEVELLED = """
@@ -416,10 +401,8 @@ def trend(values):  # settles after the sixth update
 settled.trend = trend
 """
     flags = [*flags, "--eval-n", 2, "--sft-steps", 0]
-    done = script(code, *ONE_TIER, *flags, "--runs", tmp_path, "--name", "c")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert read(tmp_path / "c" / "summary.json")["updates"] == updates
-    assert lines(tmp_path / "c" / "evals.jsonl")[-1]["update"] == updates
+    folder = whole_run(tmp_path, "c", *ONE_TIER, *flags, code=code)
+    assert lines(folder / "evals.jsonl")[-1]["update"] == updates
 
 
 # ------------------------------------------------------------------------------------ --eval-only
@@ -513,9 +496,7 @@ def test_resume_goes_on_ahead_with_tasks_that_were_not_seen_before(ahead):
     one, longer = (timeless(ahead / name / "metrics.jsonl") for name in ("one", "longer"))
     assert longer[:3] == one and [line["update"] for line in longer] == [1, 2, 3, 4, 5]
     assert [line["off_policy_steps"] for line in longer] == [0, 1, 1, 0, 1]
-    kept = [e for e in lines(ahead / "longer" / "episodes.jsonl") if not e["stage"]]
-    seeds = [{e["seed"] for e in kept if e["update"] == done} for done in range(1, 6)]
-    assert len(set.union(*seeds)) == sum(map(len, seeds))
+    assert_no_task_comes_twice(ahead / "longer")
 
 
 def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_alone(tmp_path):
@@ -525,9 +506,8 @@ def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_al
         "--k 2 --eval-n 1 --eval-every 99 --save-every 99 --max-tokens 4 --no-wandb"
     ).split()
     code = "import settings; settings.PROMOTE['letters'] = ('errors', 0)"  # no episode fails
-    done = script(code, *flags, "--runs", tmp_path, "--name", "c")
-    assert done.returncode == 0, done.stderr[-3000:]
-    levels = [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")]
+    folder = whole_run(tmp_path, "c", *flags, code=code)
+    levels = [line["level"] for line in lines(folder / "metrics.jsonl")]
     assert levels == [1] * 7 + [2] * 7 + [3]
 
 
@@ -550,10 +530,8 @@ FreeRollouts.paused = paused
 
 def test_a_run_whose_lag_is_what_speed_makes_it(tmp_path):
     """And it goes on with tasks never seen before, without those that waited."""
-    done = script(SLOW, *FREE, "--updates", 6, "--runs", tmp_path, "--name", "free")
-    assert done.returncode == 0, done.stderr[-3000:]
-    folder = tmp_path / "free"
-    longer = script(SLOW, "--resume", folder, "--updates", 8)
+    folder = whole_run(tmp_path, "free", *FREE, "--updates", 6, code=SLOW)
+    longer = run("--resume", folder, "--updates", 8, code=SLOW)
     assert longer.returncode == 0, longer.stderr[-3000:]
     metrics = lines(folder / "metrics.jsonl")
     waiting = metrics[5]["batches_waiting"]
@@ -563,21 +541,12 @@ def test_a_run_whose_lag_is_what_speed_makes_it(tmp_path):
     dropped = [line["batches_dropped"] for line in metrics]
     assert len(dropped) == 8 and dropped[0] == dropped[6] == 0 < sum(dropped)
     assert metrics[5]["seconds_wait"] > 0
-    kept = [e for e in lines(folder / "episodes.jsonl") if not e["stage"]]
-    seeds = [{e["seed"] for e in kept if e["update"] == done} for done in range(1, 9)]
-    assert len(set.union(*seeds)) == sum(map(len, seeds)) > 8
-    page, _ = report.collect(folder)
-    assert ["batches dropped", str(sum(dropped))] in page["facts"]
-    titles = [chart["title"] for chart in page["charts"]]
-    assert any(title.startswith("off-policy level") for title in titles)
-    assert "batches waiting to be trained on" in titles and "fixed by design" not in report.text(
-        page
-    )
+    assert_no_task_comes_twice(folder)
 
 
 def test_what_nobody_expected_keeps_its_traceback_in_the_log(tmp_path):
     code = "def update(*_, **__):\n    raise KeyError('\\x1b[2Jnobody')\ntrain.update = update"
-    done = script(code, *ONE_TIER, "--sft-steps", 1, "--runs", tmp_path, "--name", "r")
+    done = run(*ONE_TIER, "--sft-steps", 1, "--runs", tmp_path, "--name", "r", code=code)
     assert done.returncode == 1 and "KeyError" in done.stderr
     log = (tmp_path / "r" / "train.log").read_text()
     assert "Traceback (most recent call last):\n" in log and "KeyError: " in log
