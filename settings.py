@@ -529,9 +529,7 @@ def parse_set(cfg: Config) -> dict:
     values = {}
     for word in cfg.set:
         types = settable(cfg.env)
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise ValueError(f"--set {word}: give NAME=VALUE")
+        name, _, text = word.partition("=")
         if name not in types:
             raise ValueError(
                 f"--set {word}: {env_name(cfg.env)} has no such setting; choose "

@@ -62,7 +62,6 @@ def load_checked(
         place = pick_device(device, policy.n_parameters)
         if policy.bfloat16 and not in_bfloat16(place, policy.n_parameters):
             policy = loaded(folder, load, False)
-        check_template(policy)
         if dtype == "bfloat16" and place == "cpu":
             if not layers.are_known(policy.lm.config):
                 raise ValueError("fast/layers.py does not know it; leave out --dtype bfloat16")
@@ -91,15 +90,17 @@ def load_teacher(cfg, policy: Policy, prompt: list[int], opening: list[dict], en
 
 
 def loaded(folder: str, load: Callable, bfloat16: bool) -> Policy:
-    """load(bfloat16=…); ValueError with one sentence if the folder or hub id cannot be loaded."""
+    """load(bfloat16=…); ValueError with one sentence if it fails, or has no working template."""
     try:
         refuse_pickles(Path(folder))
-        return load(bfloat16=bfloat16)
+        policy = load(bfloat16=bfloat16)
+        write(policy.tokenizer, [{"role": "user", "content": "?"}])
     except Exception as error:  # a folder may hold anything, and transformers raises anything
         raise ValueError(
-            f"cannot be loaded ({printable(first_line(error))}); give a folder or a hub id of a "
-            "causal LM"
+            f"cannot be loaded ({printable(first_line(error))[:200]}); give a folder or a hub id "
+            "of a causal LM with a chat template, such as an instruct model"
         ) from None
+    return policy
 
 
 def refuse_pickles(folder: Path) -> None:
@@ -121,17 +122,6 @@ def refuse_pickles(folder: Path) -> None:
             )
     if "/" in str(config.get("attn_implementation")):
         raise ValueError("its config asks for attention code from the hub")
-
-
-def check_template(policy: Policy) -> None:
-    """ValueError if it has no chat template that works."""
-    try:
-        write(policy.tokenizer, [{"role": "user", "content": "?"}])
-    except Exception as error:  # a template is a program in a sandbox, and may raise anything
-        raise ValueError(
-            f"it has no chat template, or one that fails ({printable(first_line(error))[:120]}); "
-            "mend chat_template.jinja, or use an instruct version of the model"
-        ) from None
 
 
 # ------------------------------------------------------------------- one text, read in several ways

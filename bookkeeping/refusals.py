@@ -152,11 +152,18 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         f"choose {', '.join(PRESETS)}, or leave it out",
     ),
     (
-        "loss",
-        lambda c, x: c.loss == "reinforce" and is_stale(c) and c.importance != "none",
-        "it has no importance ratio, so nothing would correct for samples of an older policy; use "
-        "another loss, or --epochs 1 and --importance sequence, or --importance none to train on "
-        "them as they are",
+        "epochs",
+        lambda c, x: x > 1 and c.loss == "reinforce" and c.importance != "none",
+        "--loss reinforce has no importance ratio, which would correct for the steps before; use "
+        "another loss, or 1",
+    ),
+    (
+        "importance",
+        lambda c, x: (
+            x == "clip" and c.loss == "reinforce" and (c.async_rollouts or c.sync_every > 1)
+        ),
+        "--loss reinforce has no importance ratio, so nothing would correct for samples of an "
+        "older policy; use another loss, or sequence, or none to train on them as they are",
     ),
     (
         "sync_every",
@@ -312,12 +319,6 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
     typed = "" if isinstance(value, bool) else f" {value}"
     why = why.format(**vars(cfg), last_seed=seeds_of(cfg) - 1)
     raise ValueError(f"{flag_name(flag)}{typed}: {why}")
-
-
-def is_stale(cfg: Config) -> bool:
-    """Are some samples of an older policy, with only the loss's ratio to correct for it?"""
-    old = cfg.async_rollouts or cfg.sync_every > 1
-    return cfg.epochs > 1 or bool(old and cfg.importance == "clip")
 
 
 def seeds_of(cfg: Config) -> int:

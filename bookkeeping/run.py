@@ -32,7 +32,7 @@ from fast.ahead import SECONDS
 from fast.machine import cpu_name, here, peak_memory
 from policy import How, copy_weights
 from rollout import Episode
-from settings import Config, known_tasks, levels_of, promote_of
+from settings import Config, levels_of, promote_of
 
 # What is printed of an update: a column of metrics.jsonl, its title, and its format. Without a
 # signal nothing was trained, and there is no entropy and no ratio.
@@ -168,11 +168,6 @@ class Run:
         most = max(cfg.updates, cfg.max_updates if cfg.until_converged else 0)
         evals = records.lines(self.home / "evals.jsonl")
         # The tasks of a file of rows are named after the file and its contents, and its scorer's.
-        # A file with another name and the same contents goes on under the old one.
-        rows = known_tasks().open_source(cfg.env) if cfg.env.startswith("jsonl:") else None
-        for e in evals:
-            if rows and e["trained"] and e["tasks"].split()[-1] == rows.name.split()[-1]:
-                rows.name = e["tasks"]
         trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
         for wrong, sentence in (
             (
@@ -192,8 +187,8 @@ class Run:
             ),
             (
                 {e["tasks"] for e in evals if e["trained"]} - trained,
-                f"the rows or the scorer of {cfg.env} are not what they were; give them back, or "
-                "start anew",
+                f"the rows or the scorer of {cfg.env} are not what they were, or have another "
+                "name; give them back, or start anew",
             ),
         ):
             if wrong:
