@@ -91,6 +91,9 @@ def load_teacher(cfg, policy: Policy, prompt: list[int], opening: list[dict], en
 
 def loaded(folder: str, load: Callable, bfloat16: bool) -> Policy:
     """load(bfloat16=…); ValueError with one sentence if it fails, or has no working template."""
+    mistyped = folder.startswith(("runs/", "models/")) or folder.count("/") != 1  # or has moved
+    if mistyped and not Path(folder).exists():
+        raise ValueError("no such folder, and no hub id of the form owner/name; check the path")
     try:
         refuse_pickles(Path(folder))
         policy = load(bfloat16=bfloat16)

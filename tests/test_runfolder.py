@@ -155,8 +155,7 @@ def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):
 
 
 def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled(tmp_path):
-    flags = {"curriculum": True, "difficulty": 3, "until_converged": True, "max_updates": 100}
-    cfg = Config(env="letters", updates=40, **flags)
+    cfg = Config(curriculum=True, difficulty=3, until_converged=True, updates=40, max_updates=100)
     run = run_records.Run(cfg, tmp_path, None, State(updates=50, level=1), [])
     run.lines = [{"level": 1, "reward": 0.8}] * 50
     assert run.finished() and run.next_level() == 1  # scores without the measure: not right

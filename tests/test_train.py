@@ -374,9 +374,11 @@ class Echo:
 def test_an_environment_of_ones_own_can_have_levels_and_climb_them(tmp_path):
     file = tmp_path / "echo.py"
     file.write_text(LEVELLED)
-    flags = "--updates 6 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 8 --sft-steps 0 --eval-every 9"
-    words = ["--env", f"{file}:Echo", *flags.split(), "--no-wandb", "--curriculum"]
-    folder = whole_run(tmp_path, "c", *words)
+    flags = (
+        f"--env {file}:Echo --curriculum --updates 6 --num-tasks 2 --k 2 --eval-n 2 "
+        "--max-tokens 8 --sft-steps 0 --eval-every 9 --no-wandb"
+    )
+    folder = whole_run(tmp_path, "c", *flags.split())
     levels = [line["level"] for line in lines(folder / "metrics.jsonl")]
     assert levels == ["short"] * 5 + ["long"]
     found = {e["tasks"]: e["trained"] for e in lines(folder / "evals.jsonl")}
