@@ -223,7 +223,8 @@ class Run:
         state.tokens["trained"] += line["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.lines.append(line)
-        log_wandb(self.wandb, line, self.cfg.sft_steps)
+        waiting = waited(line) / (waited(line) + line["seconds_train"])
+        log_wandb(self.wandb, line | {"waiting": waiting}, self.cfg.sft_steps)
         minutes = self.minutes_left()
         left = f", {minutes:.0f} min left" if state.updates < self.cfg.updates else ""
         records.say(self.folder, one_line(line) + left + records.broken(groups))
@@ -525,6 +526,8 @@ def open_wandb(cfg, folder: Path):
     kept = folder / "wandb_id"
     if not kept.exists():
         records.write_whole(kept, os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4))
+    # seconds, instead of 15: a killed offline run keeps what led to its checkpoint
+    os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
     mode = "online" if wandb.login(prompt=False) else "offline"
     mode = os.environ.get("WANDB_MODE") or mode
     # uploads wait in the run folder, and not in the user's home
