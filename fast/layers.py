@@ -43,18 +43,26 @@ def are_known(config) -> bool:
     return family and attends_to_all(config)
 
 
-def layers_of(lm: torch.nn.Module) -> Iterator[dict]:
-    """The parts of each layer: norms as weights, and the linear layers that read the same x."""
+def copied(weight: torch.Tensor) -> torch.Tensor:
+    """The weight as it is now: one that learns is copied, so no later step changes it."""
+    return weight.clone() if weight.requires_grad else weight
+
+
+def layers_of(lm: torch.nn.Module, dtype: torch.dtype) -> Iterator[dict]:
+    """The parts of each layer, as they are now: norms as weights, and what reads the same x as one.
+
+    dtype: of the linear layers. Norms keep that of the model.
+    """
     for layer in lm.base_model.layers:
         a, m = layer.self_attn, layer.mlp
         w = {
-            "norm1": layer.input_layernorm.weight,
-            "qkv": (a.q_proj, a.k_proj, a.v_proj),
+            "norm1": copied(layer.input_layernorm.weight),
+            "qkv": joined((a.q_proj, a.k_proj, a.v_proj), dtype),
             "qk_norm": None,
-            "o": (a.o_proj,),
-            "norm2": layer.post_attention_layernorm.weight,
-            "gate_up": (m.gate_proj, m.up_proj),
-            "down": (m.down_proj,),
+            "o": joined((a.o_proj,), dtype),
+            "norm2": copied(layer.post_attention_layernorm.weight),
+            "gate_up": joined((m.gate_proj, m.up_proj), dtype),
+            "down": joined((m.down_proj,), dtype),
         }
         if hasattr(a, "q_norm"):  # Qwen3 normalises queries and keys; both go through together
             n_q, n_kv = lm.config.num_attention_heads, lm.config.num_key_value_heads
@@ -158,35 +166,28 @@ KEPT: WeakKeyDictionary = WeakKeyDictionary()
 
 @torch.no_grad()
 def folded_layers(lm: torch.nn.Module, dtype: torch.dtype) -> list[dict]:
-    """The layers with the current weights, LoRA folded in; whatever is frozen is shared.
-
-    dtype: of the linear layers. Norms keep that of the model.
+    """layers_of with the current weights, LoRA folded in; whatever is frozen is shared.
 
     On a CPU, if only LoRA learns, they are kept until a weight that learns has changed: sampler and
     trainer need one copy, and make it once per update. Comparing the weights takes 5 ms for
     SmolLM2, and also notices writes to `p.data`.
     """
-    cloned = lambda x: x.clone() if isinstance(x, torch.Tensor) and x.requires_grad else x
-    copy = lambda part: joined(part, dtype) if isinstance(part, tuple) else cloned(part)
-    make = lambda: [{name: copy(part) for name, part in w.items()} for w in layers_of(lm)]
     if lm.device.type != "cpu" or not only_lora_learns(lm):
-        return make()
+        return list(layers_of(lm, dtype))
     now = [p for p in lm.parameters() if p.requires_grad]
     before, layers = KEPT.pop(lm, ([], []))
-    same = layers and layers[0]["o"].weight.dtype == dtype and len(now) == len(before)
+    same = layers and layers[0]["o"].weight.dtype == dtype
     if not (same and all(map(torch.equal, now, before))):
         del layers  # its memory first
-        before, layers = [p.clone() for p in now], make()
+        before, layers = [p.clone() for p in now], list(layers_of(lm, dtype))
     KEPT[lm] = before, layers
     return layers
 
 
 def only_lora_learns(lm: torch.nn.Module) -> bool:
-    """Does every linear layer have LoRA (policy.lora_config), and does nothing else learn?"""
-    parts = [part for w in layers_of(lm) for part in w.values() if isinstance(part, tuple)]
-    learn = (name for name, p in lm.named_parameters() if p.requires_grad)
-    have_lora = all(hasattr(linear, "lora_A") for part in parts for linear in part)
-    return have_lora and all("lora_" in name for name in learn)
+    """Does LoRA learn, and nothing else? (policy.lora_config puts it on every linear layer.)"""
+    learn = [name for name, p in lm.named_parameters() if p.requires_grad]
+    return learn != [] and all("lora_" in name for name in learn)
 
 
 def product(x: torch.Tensor, w: Linears) -> torch.Tensor:
@@ -246,14 +247,12 @@ def by_our_layers(
     logprobs.by_the_model. New prompts run together with the rows that read them: [G·P + n·S, D].
     """
     (G, P), (n, S) = prompts.shape, ids.shape
-    new_prompts = P > 0 and read is None
-    tokens, positions = ids.flatten(), torch.arange(P, P + S).repeat(n)
-    if new_prompts:
-        tokens = torch.cat([prompts.flatten(), tokens])
-        positions = torch.cat([torch.arange(P).repeat(G), positions])
+    new = prompts if read is None else prompts[:0]  # [G, P], or none that were read before
+    tokens = torch.cat([new.flatten(), ids.flatten()])
+    positions = torch.cat([torch.arange(P).repeat(len(new)), torch.arange(P, P + S).repeat(n)])
     keys = [] if read is None else read[1]  # [L] of the prompts' keys and values
     angles = [x[positions] for x in rope_angles(lm, P + S, lm.base_model.norm.weight)]
-    sizes = [len(tokens) - n * S, n * S]
+    sizes = [new.numel(), n * S]
     of_rows = lambda x: x.expand(n, *x.shape[1:]) if G == 1 else x.index_select(0, prompt_of)
     group = lm.config.num_attention_heads // lm.config.num_key_value_heads
     mask, prompt_mask = causal_mask(S, P + S, group), causal_mask(P, P, group)
@@ -262,7 +261,7 @@ def by_our_layers(
         (prompt_q, q), (prompt_k, k), (prompt_v, v) = (x.split(sizes) for x in (q, k, v))
         k, v = by_head(k, n), by_head(v, n)
         out = []
-        if new_prompts:
+        if new.numel():
             keys.append((by_head(prompt_k, G), by_head(prompt_v, G)))
             out.append(attended(prompt_q, *keys[layer], prompt_mask, written_out(P)))
         if P:

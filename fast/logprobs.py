@@ -13,8 +13,6 @@ policy.plain_forward computes the same in ten lines. These tricks are exact up t
     logits for a chunk of tokens only                      0.8 GB (16,320 tokens, V 151,936)
     for a part of the head only, if the head is frozen,    no logits that overflow the caches, and
     and their gradient at once                             the head is run once and not twice
-
-Run me: `python -m fast.logprobs` compares a group with the plain way.
 """
 
 from collections.abc import Iterable, Iterator
@@ -277,22 +275,3 @@ def logit_scale(lm: torch.nn.Module) -> float:
     logits = lm(input_ids=ids, use_cache=False).logits.float()
     scale = ((own * logits).sum() / (own * own).sum()).item()
     return 1.0 if abs(scale - 1) < 1e-3 else scale  # rounding is not a scale
-
-
-if __name__ == "__main__":
-    from torch.nn.utils import parameters_to_vector
-
-    from policy import PICO, load_policy
-
-    policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
-    ids = torch.randint(11, 1024, (8, 184))  # [k, T]: eight replies of 64 tokens …
-    ids[:, :120] = ids[0, :120]  # … to one prompt of 120
-    mask = torch.arange(183).expand(8, -1) >= 119
-    weights = list(policy.trainable().values())
-    plain, shared = (
-        parameters_to_vector(torch.autograd.grad(way(policy, ids, mask).logprobs.sum(), weights))
-        for way in (plain_forward, forward)
-    )
-    gap = ((plain - shared).abs().max() / plain.abs().max()).item()
-    print(f"eight prompts run as one change gradients by {gap:.0e} of the largest")
-    assert gap < 1e-4

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from fast.layers import (
     are_known,
     attended,
+    copied,
     folded_layers,
     forward,
     product,
@@ -47,7 +48,8 @@ class TorchSampler:
     def __init__(self, policy: Policy, max_rows: int = 256):
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
-        self.decoder = make_decoder(policy)
+        known = are_known(policy.lm.config)  # before a run, check_passes measures what is sampled
+        self.decoder = FastDecoder(policy) if known else PlainDecoder(policy)
         # The most tokens whose keys and values are in memory at once.
         self.room = 10**12
         if policy.device.type == "cpu":  # it raises no error: the system ends the process
@@ -250,12 +252,14 @@ class FastDecoder(Decoder):
     @torch.no_grad()
     def sync(self) -> None:
         """Copy the current weights. The policy's own are only read."""
-        own = lambda x: x.clone() if x.requires_grad else x
         self.layers = None  # first gives back the memory
         self.layers = folded_layers(self.lm, self.dtype)
-        self.embed, self.norm = own(self.trunk.embed_tokens.weight), own(self.trunk.norm.weight)
+        self.embed, self.norm = (
+            copied(self.trunk.embed_tokens.weight),
+            copied(self.trunk.norm.weight),
+        )
         head = self.lm.get_output_embeddings().weight
-        self.head = self.embed if head is self.trunk.embed_tokens.weight else own(head)
+        self.head = self.embed if head is self.trunk.embed_tokens.weight else copied(head)
         self.head = self.head.to(self.dtype)
 
     def begin(self, ids: torch.Tensor, caches) -> None:
@@ -274,15 +278,17 @@ class FastDecoder(Decoder):
             for row, cache in enumerate(caches):
                 layer[:, row, :, starts[row] : ends[row]] = cache.pop(0)
             self.caches.append(layer)
+            self.row_caches.append(layer.new_zeros(2, len(ids), self.n_kv, 1, 0, self.head_dim))
         self.angles = rope_angles(self.lm, self.length, self.embed[:1])
-        self.row_caches, self.prompt_of = [], torch.arange(len(ids), device=ids.device)
+        self.prompt_of = self.place = torch.arange(len(ids), device=ids.device)
 
     def run(self, ids: torch.Tensor) -> torch.Tensor:
         """The next tokens, ids [B, S] -> the logits after the last of them [B, V]."""
         B, S = ids.shape
         slots = torch.arange(self.slot, self.slot + S, device=ids.device)
         positions = (slots - self.pad[self.prompt_of, None]).clamp(min=0).flatten()  # [B·S]
-        attend = self.attend_to_shared() if self.row_caches else self.attend_row_by_row(slots)
+        full = self.slot >= self.caches[0].shape[3]  # what follows goes into the rows' own caches
+        attend = self.attend_to_shared() if full else self.attend_row_by_row(slots)
         self.slot += S
         x = F.embedding(ids.flatten(), self.embed)  # [B·S, D]
         angles = [x[positions] for x in self.angles]
@@ -359,44 +365,29 @@ class FastDecoder(Decoder):
         column = torch.arange(len(rows)) - torch.searchsorted(prompt_of, prompt_of)  # [B]
         K = int(column.max()) + 1
         place = prompt_of * K + column  # [B]: a row's place among G · K
-        for n, cache in enumerate(self.caches):
-            if self.row_caches:  # [2, G, Hkv, K, n, d]
-                before = self.row_caches[n].transpose(2, 3).flatten(1, 2)  # [2, G·K, Hkv, n, d]
-                after = before.new_zeros(2, len(prompts) * K, *before.shape[2:])
-                after[:, place] = before[:, self.place[rows]]
-                after = after.view(2, len(prompts), K, *before.shape[2:])
-                self.row_caches[n] = after.transpose(2, 3).contiguous()
+        for n, (cache, added) in enumerate(zip(self.caches, self.row_caches)):
+            before = added.transpose(2, 3).flatten(1, 2)  # [2, G·K, Hkv, n, d]
+            after = before.new_zeros(2, len(prompts) * K, *before.shape[2:])
+            after[:, place] = before[:, self.place[rows]]
+            after = after.view(2, len(prompts), K, *before.shape[2:])
+            self.row_caches[n] = after.transpose(2, 3).contiguous()  # [2, G, Hkv, K, n, d]
             if len(prompts) < cache.shape[1]:
                 self.caches[n] = cache.index_select(1, prompts)
         self.pad, self.prompt_of, self.place, self.K = self.pad[prompts], prompt_of, place, K
-        G, H, P, d = self.caches[0].shape[1:]
-        if not self.row_caches:
-            self.row_caches = [cache.new_zeros(2, G, H, K, 0, d) for cache in self.caches]
-        padding = torch.arange(P) < self.pad[:, None, None]  # [G, 1, P]
+        padding = torch.arange(self.caches[0].shape[3]) < self.pad[:, None, None]  # [G, 1, P]
         hide = torch.zeros(padding.shape).masked_fill_(padding, -torch.inf)
-        self.hide = hide.repeat_interleave(H, 0)  # [G·Hkv, 1, P] is added to the scores
+        self.hide = hide.repeat_interleave(self.n_kv, 0)  # [G·Hkv, 1, P]: added to the scores
 
     def take(self, row: int) -> list[torch.Tensor]:
         """What this row has read, [L] of [2, Hkv, n, d], for a later `prefill`."""
         prompt = self.prompt_of[row].item()
         start, end = self.pad[prompt].item(), self.slot
         read = [cache[:, prompt, :, start:end] for cache in self.caches]
-        if not self.row_caches:
+        if not self.shares:
             return [x.clone() for x in read]
         column, new = self.place[row].item() % self.K, end - self.caches[0].shape[3]
         added = [cache[:, prompt, :, column, :new] for cache in self.row_caches]
         return [torch.cat(both, 2) for both in zip(read, added)]
-
-
-# ------------------------------------------------------------------------------------ which decoder
-
-
-def make_decoder(policy: Policy) -> Decoder:
-    """The fast decoder if it knows the model's layers, else the plain one.
-
-    Before a run, bookkeeping/pretrained.py compares what is sampled with a plain pass.
-    """
-    return FastDecoder(policy) if are_known(policy.lm.config) else PlainDecoder(policy)
 
 
 # --------------------------------------------------------------------------------------- the demo

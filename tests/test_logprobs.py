@@ -201,23 +201,19 @@ def test_in_bfloat16_our_layers_round_a_little_and_their_gradients_point_the_sam
     assert torch.equal(trained(False)[0], exact[0])  # and back again, to the bit
 
 
-def learns_a_norm(policy) -> None:
-    policy.lm.base_model.layers[1].input_layernorm.weight.requires_grad_(True)
+UNKNOWN = {
+    "a norm learns": lambda policy: policy.lm.base_model.norm.weight.requires_grad_(True),
+    "another activation": lambda policy: setattr(policy.lm.config, "hidden_act", "gelu"),
+    "training mode": lambda policy: policy.model.train(),
+    "nothing learns": lambda policy: policy.model.requires_grad_(False),
+}
 
 
-def has_another_activation(policy) -> None:
-    policy.lm.config.hidden_act = "gelu"
-
-
-def is_in_training_mode(policy) -> None:
-    policy.model.train()
-
-
-@pytest.mark.parametrize("what", [learns_a_norm, has_another_activation, is_in_training_mode])
-def test_a_model_that_our_layers_do_not_know_trains_by_itself(load, what):
+@pytest.mark.parametrize("change", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_model_that_our_layers_do_not_know_trains_by_itself(load, change):
     policy = load("qwen3", 4, awake=True)
     assert logprobs.knows(policy.lm)
-    what(policy)
+    change(policy)
     assert not logprobs.knows(policy.lm)
 
 
