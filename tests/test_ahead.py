@@ -189,22 +189,19 @@ os.kill(os.getpid(), signal.SIGKILL)
     until(lambda: gone(int(done.stdout.split()[-1])))
 
 
-def test_a_sampler_that_keeps_its_weights_plays_by_those_of_its_last_sync():
+def test_a_sampler_that_keeps_its_weights_plays_by_those_of_its_last_sync(stir):
     """--sync-every 2: batches 0 and 1 by the weights of update 0; then the new ones."""
     cfg = settings.Config(sync_every=2, k=2, max_tokens=24, updates=3)
-    policy = load_policy(str(PICO), 4, 8, "cpu", 0)
+    policy = LOAD()
     make_env = lambda level: Letters(level, "binary", True, "states")
     rollouts = SyncRollouts(cfg, policy, TorchSampler(policy), make_env, lambda update: [7])
     ids = lambda groups: [e.token_ids for e in groups[0]]
     fresh, found = [], []
     for update in range(3):
-        sampler = TorchSampler(policy)
-        sampler.sync(0)
-        fresh.append(ids(play(policy, sampler, partial(make_env, 6), [7], 2, 24, 1.0, 0)))
+        job = (partial(make_env, 6), [7], 2, 24, 1.0, 0)
+        fresh.append(ids(play(policy, TorchSampler(policy), *job)))
         found.append(rollouts.batch(update, 6))
-        with torch.no_grad():
-            for p in policy.trainable().values():
-                p += 0.1 * torch.randn_like(p)
+        stir(policy, 0.1, seed=update)
     assert [ids(groups) for groups in found] == [fresh[0], fresh[0], fresh[2]]
     assert fresh[1] != fresh[0], "the weights did change"
     assert [groups[0][0].age for groups in found] == [0, 1, 0]
@@ -259,12 +256,6 @@ def test_a_sampler_that_never_waits_gets_ahead_until_batches_are_too_old_and_are
     assert [line["batches_waiting"] for line in counts] == [1, 2, 3, 3, 3, 3, 3]
     for seeds, weights, version, _ in free.sampler.asked:
         assert weights == {"updates": [version]}, seeds
-
-
-def test_a_resumed_run_goes_on_with_the_next_tasks_and_an_empty_queue(free):
-    free.begun = 9  # as Run.start counts: updates, and the batches that were dropped
-    [[episode]] = free.batch(5, level=1)
-    assert (episode.seed, episode.age) == (9, 0) and free.counts["batches_dropped"] == 0
 
 
 def test_an_error_of_the_second_process_reaches_the_trainer_and_no_other_batch_begins(free):
