@@ -76,8 +76,7 @@ def make_sampler(cfg, policy: Policy):
         gc.collect()  # what vLLM had loaded, now that the error no longer holds it
     sampler = TorchSampler(policy)
     if isinstance(sampler.decoder, PlainDecoder):
-        kind = policy.lm.config.model_type
-        print(f"{kind}, so configured, is sampled many times slower than Llama or Qwen3 are")
+        print(f"{policy.name} is sampled many times slower than a Llama or a Qwen3 of its size")
     return sampler
 
 

