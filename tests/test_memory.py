@@ -1,6 +1,5 @@
 """Protects the memory of a run: what the sampler or the trainer does not need is given back."""
 
-import json
 import weakref
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -10,10 +9,8 @@ import torch
 
 import settings
 import train
-from bookkeeping import refusals
 from bookkeeping.pretrained import load_checked
 from fast import ahead, machine
-from policy import PICO
 
 FROZEN, LEARNS, EXACT = (False, torch.bfloat16), (True, torch.float32), (False, torch.float32)
 
@@ -98,13 +95,11 @@ def test_an_update_is_cut_so_that_it_fits(tiny, monkeypatch, free, typed, chosen
 
 
 @pytest.mark.parametrize("products", ["highest", "medium"])
-def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_kept(
-    tmp_path, monkeypatch, products
-):
+def test_sampler_and_trainer_lend_each_other_their_memory(tmp_path, monkeypatch, products):
     """plays: (names of gradients, optimizers alive, training mode?). updates: (what the sampler
     holds, gradients?)."""
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
-    seen = SimpleNamespace(sampler=None, plays=[], updates=[], asked=[], closed=[])
+    seen = SimpleNamespace(sampler=None, plays=[], updates=[], closed=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
     def init(self, *args, **kwargs):
@@ -134,22 +129,13 @@ def test_sampler_and_trainer_lend_each_other_their_memory_and_what_auto_sets_is_
     cfg = settings.Config(
         updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2,
         threads=1, wandb=False, eval_other_tiers=False, runs=str(tmp_path), name="tiny",
-        device="cpu",
+        device="cpu", difficulty=6, gradient_checkpointing=True,
     )  # fmt: skip
-    refusals.check(cfg)
-    fits = {"gradient_checkpointing": True}  # as --model auto does on a small card
-    choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
-    spies = patch.multiple(train, update=update, choose_model=choose)
+    monkeypatch.setattr(train, "update", update)
     rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
-    with spies, rollouts, patch.object(torch.optim.Optimizer, "__init__", init):
-        folder = train.train(cfg, {"device", "vllm_sleep"})
+    with rollouts, patch.object(torch.optim.Optimizer, "__init__", init):
+        train.train(cfg)
     # Three evaluations, two rollouts: no gradients, one optimizer.
     assert seen.plays == [([], 1, False)] * (3 + 2)
     assert seen.updates == [([], True)] * 2  # nothing while the trainer works
     assert seen.closed == [2]  # before main ends the process group
-    config = json.loads((folder / "config.json").read_text())
-    assert config["model"] == "pico_base" and config["gradient_checkpointing"] is True
-    [(*place, asked)] = seen.asked
-    assert place == ["auto", "letters", "cpu"]
-    assert asked["max_tokens"] == 16 and asked["vllm_sleep"] is True
-    assert not {"vllm_memory", "micro_tokens"} & asked.keys()
