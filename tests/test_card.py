@@ -146,20 +146,16 @@ def test_vllms_share_of_a_card_and_whether_it_sleeps(
     assert sleeps == lends and least - 1e-6 <= share * total <= most + 1e-6, share
 
 
-def test_who_waits_for_vllm_is_told_before_it_starts(monkeypatch, capsys):
-    seen = []
-
-    def start(policy, share, **how):
-        seen.append((capsys.readouterr().out, how["eager"]))
-
+def test_vllm_gets_its_planned_share_of_the_card_and_says_so(monkeypatch, capsys):
+    start = Mock()
     monkeypatch.setattr(vllm_engine, "VllmSampler", start)
     monkeypatch.setattr(vllm_engine, "vllm_share", lambda *given: (0.62, given[2:] == (60, 80)))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * 2**30, 80 * 2**30))
     ahead.start_vllm(CHOSEN(vllm_eager=True), SimpleNamespace(device=torch.device("cuda")))
-    ahead.start_vllm(CHOSEN(), SimpleNamespace(device=torch.device("cpu")))
-    [(told, eager), (nothing, _)] = seen
-    assert told.startswith("vLLM gets 62% of the card, lent to the trainer in turn (computed); ")
-    assert "which takes minutes" in told and "--vllm-eager" in told and eager and not nothing
+    told = "vLLM gets 62% of the card, lent to the trainer in turn (computed); "
+    assert capsys.readouterr().out.startswith(told)
+    assert start.call_args.args[1] == 0.62
+    assert start.call_args.kwargs["sleeps"] and start.call_args.kwargs["eager"]
 
 
 def test_falling_asleep_and_waking_up_are_a_part_of_an_update(monkeypatch, tiny):
