@@ -207,10 +207,9 @@ class VllmSampler:
         self.adapter = LoRARequest(name, self.syncs, str(folder))
         if old:
             self.llm.llm_engine.remove_lora(old.lora_int_id)
+            shutil.rmtree(old.lora_path, ignore_errors=True)
         with in_a_sentence(f"vLLM does not take the adapter {folder}", "take --engine torch"):
             self.llm.llm_engine.add_lora(self.adapter)
-        if old:
-            shutil.rmtree(old.lora_path, ignore_errors=True)
 
     def _reload(self) -> None:
         """Copy every weight of the policy into vLLM, which converts it as it did at the start.
@@ -246,9 +245,9 @@ class VllmSampler:
         own = lambda seed: request_seed(seed) if self.seeded else None
         asked = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(k)]
         params = [SamplingParams(seed=own(seed), **how) for row in seeds for seed in row[:k]]
-        what = f"sampling {k} replies to each of {len(prompts)} prompts"
         with in_a_sentence(
-            f"vLLM died while {what} at policy version {self.version}",
+            f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts "
+            f"at policy version {self.version}",
             "what was saved is kept, go on with --resume",
         ):
             outputs = self.llm.generate(asked, params, lora_request=self.adapter, use_tqdm=False)
