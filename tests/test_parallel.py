@@ -28,9 +28,7 @@ RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples
 
 
 def call(processes: int, *words) -> subprocess.CompletedProcess:
-    """A script and its flags in one process, or in several ranks."""
-    if processes == 1:
-        return warm.run([*words], timeout=600, pictures=False)
+    """A script and its flags, in one process or in several ranks."""
     return warm.ranks(processes, [*words], timeout=600)
 
 
