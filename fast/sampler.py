@@ -48,8 +48,8 @@ class TorchSampler:
     def __init__(self, policy: Policy, max_rows: int = 256):
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
-        known = are_known(policy.lm.config)  # before a run, check_passes measures what is sampled
-        self.decoder = FastDecoder(policy) if known else PlainDecoder(policy)
+        # Before a run, bookkeeping/pretrained.py compares what it samples with a plain pass.
+        self.decoder = FastDecoder(policy) if are_known(policy.lm.config) else PlainDecoder(policy)
         # The most tokens whose keys and values are in memory at once.
         self.room = 10**12
         if policy.device.type == "cpu":  # it raises no error: the system ends the process

