@@ -140,11 +140,7 @@ def look_at(lines: Lines, evals: Lines = ()) -> dict[str, tuple[int, str]]:
         [(outcomes + lines, AT_END)] if lines else [],
         ((evals[:k], EVALUATED) for k in range(1, len(evals) + 1)),
     )
-    findings: dict[str, tuple[int, str]] = {}
-    name, steps = no_numbers(lines)
-    if steps:
-        evidence = f"{name} is not a finite number in {len(steps)} rows, first at {steps[0]}"
-        findings["not a number"] = (steps[0], evidence)
+    findings = no_numbers(lines)
     for so_far, rules in moments:
         for name, evidence in signs(so_far, rules).items():
             explanations = findings.keys() - EXPLAINED.get(name, findings.keys())
@@ -305,12 +301,10 @@ def no_gradient(lines: Lines, n: int = FEWEST) -> Symptoms | None:
     out of the loss (TRL's mask_truncated_completions).
     """
     norm = last(lines, "grad_norm", n).max()
-    if norm > 1e-8 or math.isnan(norm):  # it moves, or it is not known
-        return None
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and math.isnan(signal(lines[-1]))
     left_out = last(lines, "truncated", n).min() >= 0.95 and not same
     few = quiet(lines, n) or last(lines, "groups_with_signal", n).mean() <= FEW
-    if not (few or left_out):
+    if norm <= 1e-8 and not (few or left_out):
         zeros = f"the gradient's norm was 0 in the last {n} updates"
         return {"no signal" if same else "no gradient": zeros}
 
@@ -626,8 +620,8 @@ EVALUATED = [after_sft, after_grpo]
 # A run that still learns may look like this for a while, and a log may lack its beginning.
 
 
-def no_numbers(lines: Lines) -> tuple[str, list[int]]:
-    """(the first column that should be a number and is not, at which steps); or ("", []).
+def no_numbers(lines: Lines) -> dict[str, tuple[int, str]]:
+    """As look_at: the first column that should be a number and is not.
 
     If a norm never was a number but the run learns, the logger is at fault; if nothing is learnt,
     the run is.
@@ -639,8 +633,9 @@ def no_numbers(lines: Lines) -> tuple[str, list[int]]:
         ever, end = finite(lines, name), [line for line in lines if name in line][-3:]
         passes = name == "kl_ref" and (len(finite(end, name)) or not len(ever))
         if bad and not passes and (len(ever) or not learns):
-            return name, bad
-    return "", []
+            evidence = f"{name} is not a finite number in {len(bad)} rows, first at {bad[0]}"
+            return {"not a number": (bad[0], evidence)}
+    return {}
 
 
 def entropy_collapse(lines: Lines) -> Symptoms | None:
@@ -775,12 +770,11 @@ def answer(log: logs.Log) -> dict:
 def symptom(log: logs.Log, name: str, step: int, evidence: str) -> dict:
     """One finding: since when, what shows it in which columns, its causes, its cure."""
     illness = illness_of(name, log.lines)
-    columns = [*illness["columns"], "goal"]
     return {
         "name": name,
         "step": step,
         "seen": evidence,
-        "columns": [log.names[column] for column in columns if column in log.names],
+        "columns": [log.names[c] for c in (*illness["columns"], "goal") if c in log.names],
         "causes": illness["causes"],
         "cure": cure(name, log.framework, log.lines),
         "journal": f"learn/FAILURES.md#{illness['journal']}" if "journal" in illness else "",
