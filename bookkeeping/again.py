@@ -76,8 +76,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     if not run_folder.trained_with(saved, cfg.env):
         print(f"{cfg.env}: its code or its rows have changed since this run was trained")
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
-    lora = cfg.lora_rank, cfg.lora_alpha
-    policy = load_checked(path, *lora, cfg.device, cfg.seed, cfg.today, cfg.dtype)
+    policy = load_checked(
+        path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, cfg.today, cfg.dtype
+    )
     run_folder.refuse_base(saved, policy)
     rollouts = open_rollouts(cfg, policy)
     before = len(records.lines(folder / "evals.jsonl"))
@@ -88,12 +89,11 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     print(f"{folder} after {update} updates; {why}")
     play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
     print_results(records.lines(folder / "evals.jsonl")[before:])
-    if (folder / "summary.json").exists():  # a run that is not finished has no report
-        with records.foreign(folder):
-            report.write(folder)
+    with records.foreign(folder):
+        report.write(folder)
     lock.release()
     rollouts.close()
-    print(f"\nkept in {folder}/evals.jsonl, and in its report if it has one")
+    print(f"\nkept in {folder}/evals.jsonl and report.html")
 
 
 def play_ways(

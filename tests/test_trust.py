@@ -297,12 +297,11 @@ def test_the_page_of_a_hostile_run_is_text(run, capsys):
 def test_an_environments_error_cannot_steer_the_terminal():
     """It repeats the reply, and is printed when all episodes of an update fail."""
 
-    class Raises:
-        def step(self, reply: str):
-            raise ValueError(reply)
+    def raises(env, reply: str):
+        raise ValueError(reply)
 
     with pytest.raises(EnvironmentFailed) as error:
-        Guarded(Raises()).step(HOSTILE)
+        Guarded(type("Raises", (), {"step": raises})()).step(HOSTILE)
     check_terminal(str(error.value))
     assert "evil" in str(error.value) and "\n" not in str(error.value)
 

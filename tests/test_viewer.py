@@ -163,7 +163,7 @@ def plain(tmp_path_factory):
     return page_of(make_run(tmp_path_factory.mktemp("plain") / "run"))
 
 
-def test_it_opens_and_asks_nobody_for_anything(page, plain):
+def test_it_opens_asks_nobody_for_anything_and_explains_its_words(page, plain):
     open_page(page, plain)
     assert js(page, "return document.title") == "run: a picoswarm run"
     assert js(page, "return performance.getEntriesByType('resource').length") == 0
@@ -176,10 +176,6 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
     assert texts(page, "#tables h3") == ["Observations (computed)"]
     assert texts(page, "#tables summary") == ["Evaluation", "Trajectory"]
     assert texts(page, "#samples .calls") == [] and js(page, "return one('#prompt details').open")
-
-
-def test_words_explain_themselves_and_the_habits_are_stacked(page, plain):
-    open_page(page, plain)
     terms = set(texts(page, "#charts .term"))
     assert {"entropy", "nats", "groups with signal"} <= terms
     assert {"log-prob", "nats", "policy version"} <= {*texts(page, "#scale .term, #samples .term")}
@@ -218,9 +214,7 @@ def test_keys_change_the_episode(page, plain):
     js(page, "one('#tasks').focus()")
     press(page, "\ue013", "[")  # arrow up, in the list; the same task, earlier
     assert text(page, "#status").startswith("update 10: task 2 of 8")
-    press(page, "s")
-    press(page, "?", "j", "\ue00c")  # keys do nothing behind the dialog; Escape closes it
-    assert js(page, "return !one('dialog').open")
+    press(page, "s", "?", "j", "\ue00c")  # keys do nothing behind the dialog; Escape closes it
     assert text(page, "#status") == "update 10: task 2 of 2, 4 samples."
 
 
