@@ -7,10 +7,10 @@ files are read.
     and how sure are we, whom to trust?    10 interval, 11 gate
 
 Each is a few lines long, and each has a mistake that is easy to make and hard to see in a run's
-curves. Open this file, read a docstring, replace `raise NotImplementedError` with your lines, and
-run the file. Your functions are compared with the real ones: first on known cases (equal rewards,
-an episode in error, no task at all), then on random ones, the same for every reader. If they
-differ, you see the first input that shows it (learn/judge.py does this; it has the answers, too).
+curves. Open this file, read a docstring, write your lines below it, and run the file. Your
+functions are compared with the real ones: first on known cases (equal rewards, an episode in error,
+no task at all), then on random ones, the same for every reader. If they differ, you see the first
+input that shows it (learn/judge.py does this; it has the answers, too).
 
 Every docstring ends with a question. You know the function when you can answer it.
 
@@ -40,7 +40,6 @@ def partial_reward(task: Task, reply: str) -> float:
     Question: the 0.1 helps a beginner to find the format. What else does partial credit teach, and
     what does `--reward binary` teach instead?
     """
-    raise NotImplementedError
 
 
 def conversation(
@@ -60,7 +59,6 @@ def conversation(
     The real one: rollout.take_turn; look after you have tried.
     Question: what does a policy never learn if its end-of-turn tokens are left out of the mask?
     """
-    raise NotImplementedError
 
 
 def draw(logits: torch.Tensor, uniform: float, temperature: float) -> tuple[int, float]:
@@ -80,7 +78,6 @@ def draw(logits: torch.Tensor, uniform: float, temperature: float) -> tuple[int,
     Question: at temperature 0.7, why must the log-prob be that of temperature 0.7 too, if we want
     to train on it?
     """
-    raise NotImplementedError
 
 
 def token_logprobs(logits: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -98,7 +95,6 @@ def token_logprobs(logits: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) 
     The real one: policy.plain_forward; look after you have tried.
     Question: which token of a row has no log-prob, and which position's logits are thrown away?
     """
-    raise NotImplementedError
 
 
 def group_advantages(rewards: torch.Tensor) -> torch.Tensor:
@@ -115,7 +111,6 @@ def group_advantages(rewards: torch.Tensor) -> torch.Tensor:
     The real one: grpo.group_advantages; look after you have tried.
     Question: every reward of an update is 1. How large is the gradient, and is that a bug?
     """
-    raise NotImplementedError
 
 
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
@@ -135,7 +130,6 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
     Question: under "grpo", which wrong replies are pushed down least, token by token, and how may a
     policy exploit that?
     """
-    raise NotImplementedError
 
 
 def clipped_loss(
@@ -156,7 +150,6 @@ def clipped_loss(
     Question: in a healthy run the printed loss is about 0 and the ratio 1.000. Why does the policy
     learn all the same?
     """
-    raise NotImplementedError
 
 
 def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -> torch.Tensor:
@@ -172,7 +165,6 @@ def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -
     Question: each of 1,000 tokens is 1% less likely than when it was sampled. What would their
     weights be token by token, and what are they here?
     """
-    raise NotImplementedError
 
 
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -187,7 +179,6 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     The real one: grpo.k3; look after you have tried.
     Question: k1 = log p - log p_reference has the right mean too. Why not put that into the loss?
     """
-    raise NotImplementedError
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
@@ -202,7 +193,6 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     Question: 32 of 32 are right. What does the usual x/n ± 1.96 standard errors say, and what does
     Wilson?
     """
-    raise NotImplementedError
 
 
 def expect(mean: float, var: float, spread: float, p: float, noise: float) -> float:
@@ -221,7 +211,6 @@ def expect(mean: float, var: float, spread: float, p: float, noise: float) -> fl
     Question: when does this decide as the reading alone does, and when does it hardly look at the
     reading?
     """
-    raise NotImplementedError
 
 
 if __name__ == "__main__":

@@ -280,14 +280,14 @@ def verdict(name: str, function) -> str:
     yours, real = function, REAL[name]
     if name in WITH_SLOPE:
         yours, real = with_slope(yours), with_slope(real)
-    for case in cases()[name]:
+    for number, case in enumerate(cases()[name]):
         words = zip(inspect.signature(function).parameters, case)
         call = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
         expected = real(*copy.deepcopy(case))  # copies: a reader's function may change what it gets
         try:
+            if number == 0 and function(*copy.deepcopy(case)) is None:
+                return "not done yet"
             found = yours(*copy.deepcopy(case))
-        except NotImplementedError:
-            return "not done yet"
         except Exception as error:
             message = " ".join(str(error).split())[:200]
             return f"not yet: {call} raises {type(error).__name__}: {message}"

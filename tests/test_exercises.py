@@ -98,7 +98,6 @@ MISTAKES = [
     ),
     ("k3", lambda now, reference: now - reference),
     ("wilson", lambda x, n: REAL["wilson"](x + 1, n + 2)),
-    ("wilson", lambda x, n: None),
     ("wilson", lambda x, n: x / n),
     ("expect", lambda mean, var, spread, p, noise: p),
 ]
