@@ -1,4 +1,4 @@
-"""The failure journal, executable: what goes wrong in RL runs, and which logged number shows it.
+"""The failure journal, executable: what goes wrong in RL runs, made on purpose.
 
     python train.py --break dropout     # a run with that mistake in it, two minutes on two cores
 
@@ -10,7 +10,8 @@ Most are known from other people's runs; `reward-as-correct` and `generous-rewar
 A mistake is made where a person would make it: in the settings, or in one function of a chapter,
 which is replaced by a wrong one for the rest of the run. So the chapters have no `if broken`.
 
-learn/FAILURES.md says what you see, why, how to fix it, and what each run printed.
+learn/FAILURES.md says what you see, which number shows it, why, how to fix it, and what each run
+printed.
 
 Run me: `python -m bookkeeping.failures` lists them.
 """
@@ -26,8 +27,6 @@ from env_letters import parse_answer
 
 @dataclass(frozen=True)
 class Failure:
-    metric: str  # the column of metrics.jsonl that shows it
-    cause: str
     told: str  # the symptom that bookkeeping/doctor.py reports
     flags: dict = field(default_factory=dict)  # settings of train.py, besides those in SHORT
     # {a function: the wrong one, which gets the right one as its first argument}
@@ -130,23 +129,14 @@ def close_is_paid(right, env):
 
 FAILURES = {
     "learning-rate": Failure(
-        metric="format",
-        cause="a learning rate that is too high",
         told="broken",
         flags={"lr": 0.03, "warmup": 0, "updates": 12},
     ),
     "no-variance": Failure(
-        metric="groups_with_signal",
-        cause=(
-            "a task that is too hard (or too easy) for the policy: no group has both right "
-            "and wrong answers"
-        ),
         told="no signal",
         flags={"difficulty": 8, "think": False, "updates": 12},
     ),
     "stop-token": Failure(
-        metric="stop_trained",
-        cause="the end-of-turn token is masked, most often as padding",
         told="stop token",
         flags={"updates": 10},
         wrong={
@@ -155,25 +145,16 @@ FAILURES = {
         },
     ),
     "dropout": Failure(
-        metric="mismatch",
-        cause=(
-            "dropout is on in the update and off in the sampler: model.train() where "
-            "model.eval() belongs"
-        ),
         told="dropout",
         flags={"updates": 10},
         wrong={"fast.logprobs.token_logprobs": with_dropout},
     ),
     "sequence-ratio": Failure(
-        metric="stretch",
-        cause="the ratio of a whole reply, clipped with the ε of a token",
         told="sequence ratio",
         flags={"updates": 10, "epochs": 4},
         wrong={"grpo.RATIOS.token": ratio_of_sequence},
     ),
     "template": Failure(
-        metric="format",
-        cause="the prompts of RL are not written as those of SFT: another chat template, or none",
         told="template",
         flags={"updates": 10},
         wrong={
@@ -182,41 +163,25 @@ FAILURES = {
         },
     ),
     "stale-adapter": Failure(
-        metric="mismatch",
-        cause=(
-            "the sampler still has the old weights: an adapter loaded under a name that is "
-            "cached, or a sync that was left out"
-        ),
         told="stale",
         wrong={"fast.sampler.TorchSampler.sync": never_sync},
     ),
     "temperature": Failure(
-        metric="mismatch",
-        cause=(
-            "sampled from one distribution, trained on another: temperature, top-k or top-p"
-            " at one end only"
-        ),
         told="two distributions",
         flags={"updates": 10, "temperature": 0.7},
         wrong={"fast.logprobs.token_logprobs": at_temperature_1},
     ),
     "reward-as-correct": Failure(
-        metric="exact_reward",
-        cause="`correct` is counted as reward > 0",
         told="not exact",
         flags={"reward": "partial", "updates": 5},
         wrong={"env_letters.Letters.score": paid_is_correct},
     ),
     "generous-reward": Failure(
-        metric="exact",
-        cause="partial credit so generous that a guess is paid like an answer",
         told="pays something else",
         flags={"updates": 20},
         wrong={"env_letters.Letters.score": close_is_paid},
     ),
     "off-policy": Failure(
-        metric="mismatch",
-        cause="samples of older policies are trained on as if they were the policy's own",
         told="uncorrected",
         flags={"async_rollouts": 8, "importance": "none", "updates": 40},
     ),
@@ -246,4 +211,4 @@ def replace_function(owner, name: str, wrong: Callable) -> None:
 
 if __name__ == "__main__":
     for name, f in FAILURES.items():
-        print(f"{name}\n  {f.cause}; look at `{f.metric}`\n")
+        print(f"--break {name:18} is told as: {f.told}")

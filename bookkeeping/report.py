@@ -164,7 +164,10 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
     evals = records.with_exact(evals)
     episodes.sort(key=time_of)  # an old checkpoint may be evaluated later
-    sft = [[step["step"], step["loss"], None, None] for step in steps]
+    sft = {
+        "name": "loss",
+        "points": [[step["step"], step["loss"], None, None] for step in steps],
+    }
     end = folder / "summary.json"  # only a finished run has it
     summary = {"config": config, "env": config["env"]} | (records.read(end) if end.exists() else {})
     during = [e for e in evals if e["stage"] != "eval_only"]
@@ -181,7 +184,6 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         for e in episodes:
             e["calls"] = behaviour.calls_of(e["messages"])
     machine_and_flags = (summary.get("machine") or {}) | summary["config"]
-    losses = [{"name": "loss", "points": sft}]
     run = {
         "name": folder.resolve().name,
         "env": summary["env"],
@@ -192,7 +194,7 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
         "notes": notes(summary),
         "charts": charts(lines, during),
         "habits": {name: label(name) for name in HABITS},
-        "sft": [chart("SFT loss", losses, "nats", x="step of SFT")] if sft else [],
+        "sft": [chart("SFT loss", [sft], "nats", x="step of SFT")] if steps else [],
         "tables": sections + evaluations("Evaluated later (--eval-only)", later),
     }
     return run, episodes

@@ -58,7 +58,6 @@ def test_the_kept_run_names_it(name):
     kept, told = KEPT[name], FAILURES[name].told
     assert kept["settings"] == f"--break {name}" and told in kept["warnings"]
     assert told in doctor.look_at(kept["lines"]), "by the code as it is now"
-    assert any(FAILURES[name].metric in line for line in kept["lines"])
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy-epochs", "healthy-partial"])
