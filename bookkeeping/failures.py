@@ -12,8 +12,6 @@ which is replaced by a wrong one for the rest of the run. So the chapters have n
 
 learn/FAILURES.md says what you see, which number shows it, why, how to fix it, and what each run
 printed.
-
-Run me: `python -m bookkeeping.failures` lists them.
 """
 
 from collections.abc import Callable
@@ -207,8 +205,3 @@ def replace_function(owner, name: str, wrong: Callable) -> None:
         owner[name] = replaced
     else:
         setattr(owner, name, lambda *given, **more: replaced(*given, **more))
-
-
-if __name__ == "__main__":
-    for name, f in FAILURES.items():
-        print(f"--break {name:18} is told as: {f.told}")

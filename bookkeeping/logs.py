@@ -15,7 +15,7 @@ and if their epoch goes back (a resume), the number goes back with it.
 A log is data: nothing in it is executed, and no path in it is followed. A file that is not a log,
 or has more than MOST_BYTES, raises a ValueError of one sentence.
 
-Run me: `python -m bookkeeping.logs` reads two made-up rows.
+`python -m bookkeeping.doctor LOG` reads one and judges it.
 """
 
 import csv
@@ -440,7 +440,3 @@ def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
             run.append(at[step])
         at[step].update(line)
     return run, notes
-
-
-if __name__ == "__main__":
-    print(*rows_of("step:1 - critic/score/mean:0.25\n12:00 Step 2 | 1s | Reward: 0.5"), sep="\n")
