@@ -41,7 +41,9 @@ def read(path: Path) -> dict:
 
 
 def config_of(folder: Path) -> dict:
-    """A run's config.json, as it is."""
+    """A run's config.json; ValueError if there is none, so that this is no run folder."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
     return read(folder / "config.json")
 
 

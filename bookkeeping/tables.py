@@ -203,6 +203,11 @@ def scale(name: str) -> tuple[int, float, str]:
     return DIGITS.get(name, 2 if name.startswith("used_") else 3), 1, ""
 
 
+def number(name: str, x: float) -> str:
+    digits, factor, unit = scale(name)
+    return f"{factor * x:.{digits}f}{unit}"
+
+
 def cell(name: str, v: np.ndarray) -> str:
     """A measure's average. A count that never varies has no spread, and so no interval."""
     if len(v) and v.min() > 1 and metrics.is_constant(v):

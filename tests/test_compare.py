@@ -308,7 +308,7 @@ def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval_within_0_and_
 def test_errors_are_one_sentence(make, tmp_path, file):
     good, bad = make("good", draws(0.5)), make("bad", draws(0.5), think=False)
     (bad / file).unlink()
-    why = "No such file .*config.json" if file == "config.json" else "has not finished"
+    why = "no run folder; check the path" if file == "config.json" else "has not finished"
     for folders, said in (([good, bad], why), ([good], "two run folders")):
         with pytest.raises(SystemExit, match=said) as caught:
             compare.main(folders)
