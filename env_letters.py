@@ -49,8 +49,8 @@ from typing import ClassVar
 
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
-    # A task asks for one letter or, with probability p_several, for several: as many
-    # as are drawn between fewest and most, but at least 2 and at most 26. (The numbers
+    # A task asks for one letter or, with probability p_several, for several: a number
+    # between fewest and most, but at least 2 and at most 26. (The numbers
     # are those of Atropos. So tier 10, which draws 35 to 50, always asks for all 26.)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
@@ -222,7 +222,7 @@ def score_reply(
         has no single well-formed answer       0                    0
         is not the answer alone (--no-think)   0                    0
         answers about other letters            0.1                  0
-        has a wrong number, one was asked for  0.1                  0
+        one letter was asked for, it is wrong  0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    0
         has all counts right                   1                    1
 
@@ -233,7 +233,7 @@ def score_reply(
     answer = parse_answer(reply, several)
     if not think and not is_one_block(reply, "answer", LONGEST_REPLY):
         answer = None
-    if answer is not None and not several:  # one number: as if for several letters
+    if answer is not None and not several:  # from here on like an answer in JSON
         answer = {task.letters[0]: answer}
     fraction = 0.0  # the share of the counts that are right
     if answer is not None and answer.keys() == truth.keys():
@@ -294,7 +294,7 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # A ClassVar is a constant: --set NAME=VALUE changes the fields above alone.
+    # A ClassVar is a constant and no setting (train.py --set NAME=VALUE sets a field).
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 

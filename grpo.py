@@ -15,9 +15,9 @@ policy either. There is one optimizer step per batch by default, so the importan
 (how likely a token is now, divided by how likely it was when it was sampled) is 1, but
 for rounding, and clipping never acts.
 
-Watch the reward and grad_norm, not the printed loss. With a ratio of 1, grpo's loss is
-minus the mean advantage, about 0 in every update. Its gradient is not 0: the ratio
-depends on the weights. Every loss has this form:
+Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
+is minus the mean advantage: about 0, whatever the weights are. Its gradient is not 0,
+because the ratio is a function of the weights. Every loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -84,9 +84,10 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     """Set Episode.advantages, one number per sampled token, for a batch of groups.
 
     An episode's advantage is how much better it was than its group; all its tokens
-    share it. Failed episodes get 0, and do not count in the means. The loop is over the
-    turns of an episode. In letters there is one. With several, a token's advantage
-    depends on its turn only if the environment pays each turn (reward_from).
+    share it. Failed episodes get 0, and do not count in the means. For each turn, all
+    episodes are compared, and the turn's tokens get the turn's advantage. In letters
+    there is one turn. With several, their advantages differ only if the environment
+    pays each turn (reward_from).
     """
     # Dividing by the std gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). --no-normalize drops it; that paper's loss, dr_grpo, never
@@ -111,8 +112,10 @@ def reward_from(e: Episode, turn: int) -> float:
 
     If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
     by the rewards from that turn on: what came before cannot be their merit. Of
-    turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. If the group has
-    longer episodes, the last value also stands for the turns that this one lacks.
+    turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that has
+    ended before this turn is compared by what its last turn earned, so that nobody
+    gains by merely going on.
+
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
     """
@@ -130,7 +133,7 @@ def has_score(episode: Episode) -> bool:
 
 
 # ------------------------------------------------------------------------------- losses
-# Each gain takes the same four, whether it needs them or not.
+# Every gain has the same four parameters; some need only one or two.
 
 
 def clipped_surrogate(
@@ -152,14 +155,17 @@ def reinforce(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.
 
 
 def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """c · A · log p, [M]. The clipped ratio c is a constant: no gradient is lost."""
+    """c · A · log p, [M], with the clipped ratio c as a constant factor.
+
+    Unlike in PPO, a token that is clipped keeps its gradient.
+    """
     low, high = clip
     constant = ratio.detach().clamp(1 - low, 1 + high)  # [M]
     return constant * batch.advantages * output.logprobs
 
 
 def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """ratio · A, [M], or 0 if the token's probability has moved too far towards A.
+    """ratio · A, [M], or 0 if the token has moved too far the way that A pushes it.
 
     Qi et al. 2026, "Rethinking the Trust Region in LLM RL", eq. 11 to 13 (binary total
     variation): the clip bounds the difference of two probabilities, not their ratio, so
@@ -191,8 +197,9 @@ class Loss:
     needs_logits  does `gain` read output.entropy, output.logits or output.hidden? That
                   takes memory for M · V numbers
     whole_groups  does `gain` compare the episodes of a group? Then a group is never
-                  cut into micro-batches. With either of these two, it also sees
-                  episodes whose advantage is 0
+                  cut into micro-batches
+
+    With needs_logits or whole_groups, `gain` also sees episodes whose advantage is 0.
     """
 
     gain: Callable
@@ -273,7 +280,8 @@ def update(
             # how.forward: policy.plain_forward, or a faster one of fast/
             output = how.forward(policy, ids, mask, cfg.temperature, rule.needs_logits)
             if batch.old_logprobs is None:  # at a batch's first pass
-                # what the ratio divides by; an older policy's samples may weigh less
+                # sets batch.old_logprobs, by which the ratio divides; multiplies
+                # batch.weights by what a sample of an older policy counts
                 set_old_logprobs(batch, output, cfg)
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
@@ -372,15 +380,15 @@ RATIOS = {"token": token_ratio, "episode": episode_ratio}
 def kl_to_reference(policy: Policy, reference, batch: Batch, output: Output, cfg, how):
     """With --kl: k3 of each sampled token, [M]; else zeros.
 
-    It is the usual estimate (Shao et al. 2024, eq. 4). Its value is right on average;
-    its gradient is that of KL(reference || policy), which nearly agrees close to the
-    reference.
+    It is the usual estimate (Shao et al. 2024, eq. 4). On average its value is that of
+    KL(policy || reference), but its gradient is that of KL(reference || policy). Close
+    to the reference the two nearly agree.
     """
     if not cfg.kl:
         return torch.zeros_like(output.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
-        there = how.forward(policy, batch.ids, batch.mask, cfg.temperature, False)
-    return k3(output.logprobs, there.logprobs)
+        original = how.forward(policy, batch.ids, batch.mask, cfg.temperature, False)
+    return k3(output.logprobs, original.logprobs)
 
 
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -426,8 +434,8 @@ def learn_from_teacher(
         batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
         ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
         with torch.no_grad():
-            there = how.forward(teacher, ids, mask, cfg.temperature, False)
-        gaps = there.logprobs - batch.sampler_logprobs  # [M]
+            judged = how.forward(teacher, ids, mask, cfg.temperature, False)
+        gaps = judged.logprobs - batch.sampler_logprobs  # [M]
         for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
             e.advantages = gap.tolist()
 
@@ -450,9 +458,8 @@ if __name__ == "__main__":
         episode_of=torch.tensor([0, 1, 1, 1]),
         sampler_logprobs=old,
         old_logprobs=old,
-        advantages=torch.tensor([1.0, -1.0, -1.0, -1.0]),
     )
-    lengths = torch.tensor([1.0, 3.0])
+    lengths, earned = torch.tensor([1.0, 3.0]), torch.tensor([[1.0, 0.0]])
     # zeros, so that a loss of yours that needs them runs here, too
     unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
     cases = {
@@ -465,6 +472,8 @@ if __name__ == "__main__":
         for name, rule in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             output = Output(logprobs, torch.zeros(4), **unused)
+            advantages = group_advantages(earned, divide=rule.divide)[0]  # [2]
+            batch.advantages = advantages[batch.episode_of]  # [M]
             weights = token_weights(rule.weight, lengths, 4)[batch.episode_of]
             ratio = RATIOS[rule.ratio](batch, output)
             value = -(weights * rule.gain(batch, output, ratio, rule.clip)).sum()

@@ -160,7 +160,7 @@ def main(seed: int, updates: int) -> None:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
             seeds = range(first + i * TASKS, first + (i + 1) * TASKS)
-            # chance: a random number per token to be drawn (see draw).
+            # chance: one random number for each token that draw will choose.
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(weights_of(lora), seeds, K, chance)
 
@@ -170,8 +170,8 @@ def main(seed: int, updates: int) -> None:
             advantages = advantages_of(rewards).to(DEVICE)
 
             # 3 learn: the better ones become likelier, the worse ones less likely. One
-            # group at a time saves memory; their gradients add up to that of the mean
-            # over all TASKS · K replies.
+            # group at a time saves memory. Each loss is a sum, divided by the number of
+            # all replies, so the groups' gradients add up to that of the mean.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
                     loss = grpo_loss(weights_of(lora), group, advantage)
@@ -194,7 +194,7 @@ def main(seed: int, updates: int) -> None:
 
 
 def first_task(seed: int, updates: int) -> int:
-    """Where a seed's tasks begin. No seed has tasks of another one, or those of SFT."""
+    """Where a seed's tasks begin. Seeds share no tasks, and none of them is SFT's."""
     most = 100_000  # updates of a seed
     last_seed = SFT_SEEDS[0] // (most * TASKS) - 1
     if not (0 <= seed <= last_seed and updates <= most):
@@ -259,8 +259,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 def schedule(i: int, steps: int, rise: float, end: float) -> float:
     """The learning rate of step i, as a share of the highest.
 
-    It rises over the first `rise` steps, and then falls towards `end`, which it would
-    reach one step after the last.
+    It rises over the first `rise` steps. Then it is on a line that falls from 1 at step
+    0 to `end` at step `steps`, the one after the last.
     """
     up = (i + 1) / rise
     down = 1 - (1 - end) * i / steps
@@ -338,10 +338,9 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
 def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     """A token per row, [B], by inverting the cumulative distribution.
 
-    torch.multinomial would do, too. But this one takes its random numbers from outside;
-    from the same ones, the book draws the same tokens. It is the first token whose
-    cumulative probability exceeds `chance`. logprobs [B, V]; chance [B], uniform in
-    [0, 1).
+    Returns the first token whose cumulative probability exceeds `chance`. logprobs
+    [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too. But with
+    random numbers from outside, the book draws the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     # The last sum is 1 up to rounding, so chance is scaled by it. Rounding can still
@@ -460,7 +459,7 @@ def forward(
             M = B
     cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
             tokens that earlier calls have read; this call writes its own after them
-    start   how many positions of the cache earlier calls have filled, padding included
+    start   the column of the cache at which ids begin (padding fills columns, too)
     """
     B, T = ids.shape
 
@@ -480,7 +479,7 @@ def forward(
     # What may a token see? With T = 4 and pad = 2:
     #
     #     key       0 1 2 3
-    #     query 0   x         padding: itself, as a row without any x would give NaN
+    #     query 0   x         padding sees itself: a row without any x would give NaN
     #     query 1     x       padding
     #     query 2       x
     #     query 3       x x

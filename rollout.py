@@ -46,11 +46,11 @@ class Episode:
 
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
-    # The tokens of the whole conversation, in three lists of one length: which token,
-    # did the policy choose it (in a demonstration: the expert), and, if so, with which
-    # log-prob (in nats; else 0.0)?
+    # Three lists of one length, with an entry per token of the whole conversation:
     token_ids: list[int] = field(default_factory=list)
+    # … True if the policy chose it (in a demonstration, the expert)
     sampled: list[bool] = field(default_factory=list)
+    # … its log-prob in nats; 0.0 where it was not sampled
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
     # The score: the reward, the rest of score(), and what each reply earned, if the
@@ -58,7 +58,8 @@ class Episode:
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
-    # One per *sampled* token; set by grpo.compute_advantages, read by the loss.
+    # Shorter than the three lists above: one per True in `sampled`. Set by
+    # grpo.compute_advantages, read by the loss.
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
@@ -136,6 +137,7 @@ def play(
     while active := still_playing(players):
         sample_each(sampler, active, max_tokens, temperature, sample_seed)
         for player in active:
+            # (a player who kept it would also keep the memory of its cache)
             sample, player.reply = player.reply, None
             take_turn(policy, player.episode, player.env, sample, longest_prompt)
             # whoever plays on keeps the reply's cache
@@ -157,9 +159,9 @@ def sample_each(
     # only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
     groups = with_one_prompt(players)
-    # A call samples so many replies to each prompt. In letters there is one call, with
-    # the run's k. Later turns need one per size of group: some episodes have ended, and
-    # a player with a cache is a group of one.
+    # One call draws `size` replies to each of its prompts, so groups of one size share
+    # a call. In letters there is one call, with the run's k. In later turns the sizes
+    # differ: some episodes have ended, and a player with a cache is a group of one.
     for size in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]
@@ -258,12 +260,14 @@ def take_turn(
         raise FloatingPointError(
             "a token has probability NaN: the policy's weights are broken"
         )
+    # 1 record what was sampled
     episode.token_ids += sample.token_ids
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    # The environment does not see the end-of-turn token. It does see the whole thought:
-    # if the template has written <think> at the end of the prompt, that is put back.
+    # 2 tell the environment. It does not see the end-of-turn token. It does see the
+    # whole thought: if the template has written <think> at the end of the prompt, that
+    # is put back.
     reply_ids = sample.token_ids[:-1] if sample.finished else sample.token_ids
     prefix = start_of_thought(policy.tokenizer, env.think)
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
@@ -271,6 +275,7 @@ def take_turn(
     with end_on_failure(episode):
         # A reply that was cut off goes to step(), too, so that it can be scored.
         new_messages, done = env.step(reply)
+        # 3 is it over?
         if not sample.finished:
             episode.stop_reason = "truncated"  # the reply ran out of tokens
             return
@@ -281,6 +286,7 @@ def take_turn(
         if len(episode.token_ids) + len(ids) > longest_prompt:
             episode.stop_reason = "truncated"  # the next reply would not fit
             return
+        # 4 append what the environment says
         episode.messages += new_messages
         append_given(episode, ids)
 

@@ -38,8 +38,8 @@ def sft(
     "demonstrations", how many were made; "beyond_context" and "too_long", how many of
     them were left out (select_demonstrations).
     """
-    if cfg.sft_steps == 0:  # then no expert is needed
-        seeds = []
+    if cfg.sft_steps == 0:
+        seeds = []  # no expert is asked, no batch is made: all that follows is empty
     episodes = [expert_episode(policy, new_env(), seed) for seed in seeds]
     shown, counts = select_demonstrations(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # SFT's own: RL starts with fresh moments
@@ -125,7 +125,7 @@ def sft_step(
     # n: the tokens of the whole batch. Each part's loss is divided by it, so the parts'
     # gradients add up to that of the mean.
     n = sum(e.reply_tokens for e in episodes)
-    # If there are several processes, each gets episodes of every length.
+    # Sorted, and dealt in turn to several processes: each gets some of every length.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = how.deal(by_length)
     optimizer.zero_grad(set_to_none=True)

@@ -62,7 +62,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # A warning, if RL's prompts are not written as those that SFT showed.
         run.warn(refusals.prompt_warnings(policy, cfg, new_env))
         run.save(policy, optimizer, how)  # a resumed run need not do SFT again
-    if state.updates == 0:  # a run that was killed after SFT resumes here
+    if state.updates == 0:  # a fresh run, or one that was killed after SFT
         evaluate("after_sft")
     reference = run.reference(policy)  # what --kl compares with; None without --kl
 
@@ -74,13 +74,13 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     )
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
-        # fast/ahead.py gives the sampler the new weights, then calls rollout.play.
+        # rollouts.batch gives the sampler the new weights, then calls rollout.play.
         # (level: how hard the tasks are. It changes only with --curriculum.)
         groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group?
         compute_advantages(groups, cfg)  # Episode.advantages, one per sampled token
-        if teacher:  # instead: how much likelier does --teacher find each token?
+        if teacher:  # in their place: log p of --teacher minus log p of the policy
             learn_from_teacher(teacher, groups, cfg, how)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         lr = settings.learning_rate(cfg, state.updates)
@@ -96,7 +96,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
         if last or run.checkpoint_due():
-            run.save(policy, optimizer, how, groups)  # and two groups, to be read
+            run.save(policy, optimizer, how, groups)  # two groups are kept as text
         run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
     evaluate("final")
     rollouts.close()
@@ -142,7 +142,9 @@ def prepare(cfg: Config, user_flags: set[str]):
     prompt = prompt_ids(policy, opening, env.tools, env.think)
     teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
     turns = getattr(env, "max_turns", None)  # None: it does not say
-    if not cfg.break_:  # a mistake on purpose is found later, by the doctor
+    # Do sampler and trainer agree? (--break may make a mistake on purpose in one of
+    # them, for bookkeeping/doctor.py to find. It would be refused here.)
+    if not cfg.break_:
         check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
     line = fit_memory(cfg, policy, len(prompt), turns)  # may set cfg.micro_tokens
     print(line, end="")
@@ -169,8 +171,8 @@ def probe(cfg: Config, user_flags: set[str]) -> None:
     with rollouts.paused(), policy.learning():
         tasks = partial(new_env, cfg.difficulty)
         shown = sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
-    # Tasks of development: of a small file of rows, SFT may have shown every training
-    # task.
+    # Development tasks: if the tasks come from a small file, SFT may already have shown
+    # every training task.
     unseen = settings.seeds_from(cfg, settings.DEV_SEEDS, cfg.num_tasks)
     rollouts.task_seeds = lambda update: unseen
     level = settings.levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
