@@ -274,7 +274,7 @@ def update(
     passes = []
     for _ in range(cfg.epochs):
         optimizer.zero_grad(set_to_none=True)
-        total, found = 0.0, []
+        total, logged = 0.0, []
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
             # how.forward: policy.plain_forward, or a faster one of fast/
@@ -290,10 +290,10 @@ def update(
             loss = loss + cfg.kl * (batch.weights * kl).sum()
             loss.backward()  # gradients of micro-batches add up
             total += loss.item()
-            found.append((batch, to_log(rule, batch, output, ratio, gain, kl)))
+            logged.append((batch, to_log(rule, batch, output, ratio, gain, kl)))
         # clip the gradient, then optimizer.step(): policy.py
         loss, grad_norm = take_step(policy, optimizer, total, how)
-        passes.append(found)
+        passes.append(logged)
     return Updated(loss, grad_norm, passes)
 
 
