@@ -126,7 +126,8 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
         else:
             pool = absent or present
         letters.append(pool.pop())
-    return Task(text, tuple(letters), tuple(map(text.count, letters)))
+    counts = [text.count(letter) for letter in letters]
+    return Task(text, tuple(letters), tuple(counts))
 
 
 def question(task: Task, think: bool) -> str:

@@ -487,8 +487,11 @@ def load_custom_env(env: str) -> type:
     ValueError if it cannot be used.
     """
     file, _, name = env.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"--env {env}: there is no file {file}; give FILE.py:CLASS")
     # a prefix, so that your metrics.py does not replace ours
-    spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)
+    module_name = f"yours_{Path(file).stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -526,14 +529,17 @@ def parse_set(cfg: Config) -> dict:
 
     ValueError with one sentence if there is no such setting, or the value is wrong.
     """
-    values = {}
+    types, values = settable(cfg.env), {}
     for word in cfg.set:
-        types = settable(cfg.env)
-        name, _, text = word.partition("=")
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set {word}: give NAME=VALUE")
         if name not in types:
+            cure = f"choose {', '.join(types)}" if types else "leave it out"
+            if name in OF_ENVIRONMENTS and env_kind(cfg.env) != "custom":
+                cure = f"it is the flag {flag_name(name)}"
             raise ValueError(
-                f"--set {word}: {env_name(cfg.env)} has no such setting; choose "
-                f"{', '.join(types) or 'none'}"
+                f"--set {word}: {env_name(cfg.env)} has no such setting; {cure}"
             )
         values[name] = read_value(types[name], text, word)
     return values
@@ -594,7 +600,10 @@ def command_line(
     cfg = tyro.cli(Config, args=words)
     defaults = PRESETS.get(cfg.preset, {}) | (mistakes or {}).get(cfg.break_, {})
     if defaults:  # read the words again, with these as defaults: a typed flag wins
+        typed_settings = cfg.set
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
+        if cfg.env != defaults.get("env", cfg.env):
+            cfg.set = typed_settings  # the preset's are for another environment
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
     ways = lambda name: {flag_name(name), flag_name(f"no_{name}")}
     return cfg, {name for name in vars(cfg) if ways(name) & flags}

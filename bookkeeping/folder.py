@@ -38,14 +38,16 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model
+from torch.optim import Optimizer
 
 import settings
-from bookkeeping.records import config_of, flush, foreign, lines, printable, read, write_lines
+from bookkeeping.records import flush, foreign, lines, printable, read, write_lines
 from fast.machine import out_of_memory
 from policy import Policy
 
@@ -68,10 +70,12 @@ MAY_CHANGE = (
     "gradient_checkpointing",
 )
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
+# {type of a flag: what config.json may hold for it}; other types are stored as they are
+SAVED_AS = {float: int | float, float | None: int | float | None, list[str]: list}
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
-# This process's run folder, once it has a config.json. If the run does not finish, its last
-# sentence names it (refusals.errors_in_one_sentence).
+# This process's run folder, once it has one. If the run does not finish, its last sentence names it
+# (refusals.errors_in_one_sentence).
 own: list[Path] = []
 
 
@@ -128,7 +132,7 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
 
 def how_to_go_on() -> str:
     """The end of the message of a run that was stopped, before or after its first checkpoint."""
-    if not own:
+    if not any((home / "config.json").exists() for home in own):
         return "; nothing was written"
     return f"; go on with: python train.py --resume {own[0]}"
 
@@ -143,7 +147,15 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     folder = Path(cfg.resume).absolute()
     saved_cfg, checkpoint, lock = open_saved("--resume", folder, cfg)
     own[:] = [folder]
+    if saved_cfg.api_base:
+        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, not training")
+    planned = saved_cfg.updates
     take_typed("--resume", saved_cfg, cfg, typed - {"resume"}, MAY_CHANGE)
+    if saved_cfg.updates != planned:
+        print(
+            f"--updates was {planned} before: the learning rate now falls until update "
+            f"{saved_cfg.updates}, so it jumps here"
+        )
     vars(cfg).update(vars(saved_cfg), resume="", eval_only="")
     if checkpoint and checkpoint.name != "checkpoint":  # else the next save would keep it
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -157,10 +169,21 @@ def open_saved(flag: str, folder: Path, command_line) -> tuple:
     well. Its files may have moved, if they are the same. SystemExit or ValueError with one sentence
     if this is not a run folder of ours, or is in use.
     """
-    saved = config_of(folder)
+    if not (folder / "config.json").exists():
+        raise SystemExit(
+            f"{flag} {folder}: it has no config.json, so it is not a run folder, or its run was "
+            "stopped before it began; check the path, or start the same command again"
+        )
     lock = claim(folder)
-    with foreign(folder):
-        cfg = type(command_line)(**saved)
+    saved = read(folder / "config.json")
+    types = {name: SAVED_AS.get(of, of) for name, of in get_type_hints(type(command_line)).items()}
+    unknown = [name for name, value in saved.items() if not isinstance(value, types.get(name, ()))]
+    if unknown:
+        raise ValueError(
+            f"{folder}/config.json: there is no flag {unknown[0][:40]!a}, or not with that value; "
+            "check the path, or restore the file"
+        )
+    cfg = type(command_line)(**saved)
     checkpoint = find_checkpoint(folder / "checkpoint")
     env = command_line.env
     same = env != cfg.env and FILES.sub(r"\1", env) == FILES.sub(r"\1", cfg.env)
@@ -302,7 +325,9 @@ def readable(folder: Path, like: str) -> None:
         shutil.copymode(folder / like, file)
 
 
-def save_checkpoint(folder: Path, policy: Policy, optimizer, state: dict, reference=None) -> None:
+def save_checkpoint(
+    folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict, reference=None
+) -> None:
     """Write weights, optimizer and `state`; the previous checkpoint stays as `folder`.old.
 
     reference: with --kl {name: weight} after SFT, kept in optimizer.pt (load_state_dict ignores

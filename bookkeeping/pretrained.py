@@ -1,8 +1,8 @@
 """Can this model be trained to chat, and is it safe to load? If not, one sentence says why.
 
 A folder may come from anywhere. Only safetensors are loaded, and none of the model's own code. A
-model needs a chat template and an end-of-turn token. Sampled token by token and trained on as a
-whole, it has to say the same: `check_passes` measures it.
+model needs a chat template, an end-of-turn token, and a tokenizer that can write replies. Sampled
+token by token and trained on as a whole, it has to say the same: `check_passes` measures it.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 
 from batch import collate
 from bookkeeping.records import printable
-from chat import prompt_ids, write
+from chat import prompt_ids
 from fast import layers
 from fast.machine import (
     first_line,
@@ -62,6 +62,7 @@ def load_checked(
         place = pick_device(device, policy.n_parameters)
         if policy.bfloat16 and not in_bfloat16(place, policy.n_parameters):
             policy = loaded(folder, load, False)
+        check_tokenizer(policy)
         if dtype == "bfloat16" and place == "cpu":
             if not layers.are_known(policy.lm.config):
                 raise ValueError("fast/layers.py does not know it; leave out --dtype bfloat16")
@@ -90,20 +91,21 @@ def load_teacher(cfg, policy: Policy, prompt: list[int], opening: list[dict], en
 
 
 def loaded(folder: str, load: Callable, bfloat16: bool) -> Policy:
-    """load(bfloat16=…); ValueError with one sentence if it fails, or has no working template."""
-    mistyped = folder.startswith(("runs/", "models/")) or folder.count("/") != 1  # or has moved
-    if mistyped and not Path(folder).exists():
-        raise ValueError("no such folder, and no hub id of the form owner/name; check the path")
+    """load(bfloat16=…); ValueError with one sentence if the folder or hub id cannot be loaded."""
+    ours = folder.startswith(("runs/", "models/"))  # if not there, mistyped: not a hub id
+    if not Path(folder).exists() and (ours or folder.count("/") != 1):
+        raise ValueError(
+            "no such folder, and no hub id of the form owner/name; check the spelling, or give its "
+            "new place if it has moved"
+        )
     try:
         refuse_pickles(Path(folder))
-        policy = load(bfloat16=bfloat16)
-        write(policy.tokenizer, [{"role": "user", "content": "?"}])
+        return load(bfloat16=bfloat16)
     except Exception as error:  # a folder may hold anything, and transformers raises anything
         raise ValueError(
-            f"cannot be loaded ({printable(first_line(error))[:200]}); give a folder or a hub id "
-            "of a causal LM with a chat template, such as an instruct model"
+            f"cannot be loaded ({printable(first_line(error))}); give a folder or a hub id of a "
+            "causal LM"
         ) from None
-    return policy
 
 
 def refuse_pickles(folder: Path) -> None:
@@ -125,6 +127,31 @@ def refuse_pickles(folder: Path) -> None:
             )
     if "/" in str(config.get("attn_implementation")):
         raise ValueError("its config asks for attention code from the hub")
+
+
+def check_tokenizer(policy: Policy) -> None:
+    """ValueError if it cannot write replies, or has no chat template that works."""
+    tokenizer = policy.tokenizer
+    probe = (  # the characters of replies in our environments
+        'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
+        "Mary Ann O'Neil // new name! 456789"
+    )
+    ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
+    back = tokenizer.decode(ids, skip_special_tokens=False)
+    if "".join(back.split()) != "".join(probe.split()):  # good tokenizers may differ in spaces
+        raise ValueError(
+            f"its tokenizer cannot write {probe!r}, it comes back as {back!r}; use a model that "
+            "knows these characters"
+        )
+    try:
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+        )
+    except Exception as error:  # a template is a program in a sandbox, and may raise anything
+        raise ValueError(
+            f"it has no chat template, or one that fails ({printable(first_line(error))[:120]}); "
+            "mend chat_template.jinja, or use an instruct version of the model"
+        ) from None
 
 
 # ------------------------------------------------------------------- one text, read in several ways

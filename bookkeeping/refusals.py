@@ -65,6 +65,7 @@ from settings import (
     task_seeds,
 )
 
+MOST_THREADS = 1024  # more is a typing error
 # For one call of an environment. An environment that needs more (a judge over the network) has its
 # own attribute `seconds`.
 ENV_SECONDS = 60.0
@@ -123,6 +124,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         number(lambda x: x <= 1),
         "must be at most 1; for a large model 1e-5 is usual, for a small one 1e-4",
     ),
+    ("threads", lambda c, x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
     ("today", lambda c, x: not re.fullmatch(r"(\d{4}-\d\d-\d\d)?", x), "give it as YYYY-MM-DD"),
     ("vllm_memory", number(lambda x: 0 < x < 1), "must be a share of the card, between 0 and 1"),
     ("engine", lambda c, x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
@@ -152,18 +154,11 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         f"choose {', '.join(PRESETS)}, or leave it out",
     ),
     (
-        "epochs",
-        lambda c, x: x > 1 and c.loss == "reinforce" and c.importance != "none",
-        "--loss reinforce has no importance ratio, which would correct for the steps before; use "
-        "another loss, or 1",
-    ),
-    (
-        "importance",
-        lambda c, x: (
-            x == "clip" and c.loss == "reinforce" and (c.async_rollouts or c.sync_every > 1)
-        ),
-        "--loss reinforce has no importance ratio, so nothing would correct for samples of an "
-        "older policy; use another loss, or sequence, or none to train on them as they are",
+        "loss",
+        lambda c, x: c.loss == "reinforce" and is_stale(c) and c.importance != "none",
+        "it has no importance ratio, so nothing would correct for samples of an older policy; use "
+        "another loss, or --epochs 1 and --importance sequence, or --importance none to train on "
+        "them as they are",
     ),
     (
         "sync_every",
@@ -189,14 +184,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ("break_", lambda c, x: x and x not in SETTINGS, f"choose {', '.join(SETTINGS)}"),
     (
         "break_",
-        lambda c, x: (
-            x
-            and (
-                c.plain
-                or c.engine == "vllm"
-                or c.async_rollouts != SETTINGS[x].get("async_rollouts", 0)
-            )
-        ),
+        lambda c, x: c.break_ and leaves_the_process(c),
         "the mistake is made in this process, in code that --plain does not use; leave out "
         "--plain, --engine vllm and --async-rollouts",
     ),
@@ -321,6 +309,18 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
     raise ValueError(f"{flag_name(flag)}{typed}: {why}")
 
 
+def is_stale(cfg: Config) -> bool:
+    """Are some samples of an older policy, with only the loss's ratio to correct for it?"""
+    old = cfg.async_rollouts or cfg.sync_every > 1
+    return cfg.epochs > 1 or bool(old and cfg.importance == "clip")
+
+
+def leaves_the_process(cfg: Config) -> bool:
+    """Would a mistake made on purpose have to be made where it cannot be?"""
+    own = SETTINGS[cfg.break_].get("async_rollouts", 0)
+    return cfg.plain or cfg.engine == "vllm" or cfg.async_rollouts != own
+
+
 def seeds_of(cfg: Config) -> int:
     """How many values --seed may have before training tasks run into those of SFT."""
     return (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * (cfg.num_tasks or 1))
@@ -329,12 +329,15 @@ def seeds_of(cfg: Config) -> int:
 def check_level(cfg: Config) -> None:
     """Your own class is trained at its last level, or at the one that you type."""
     levels = levels_of(cfg.env)
-    found = {str(one): one for one in levels or [0]}
-    fill(cfg, {"difficulty": [*found.values()][-1]})
-    if str(cfg.difficulty) not in found:
-        refuse(
-            cfg, "difficulty", f"the levels of {env_name(cfg.env)} are {levels}; see docs/fork.md"
+    if not isinstance(levels, list | tuple) or any(type(one) not in (int, str) for one in levels):
+        raise ValueError(
+            f"levels of {cfg.env} must be numbers or words in a list; see docs/fork.md"
         )
+    found = {str(one): one for one in levels or [0]}
+    fill(cfg, {"difficulty": list(found.values())[-1]})
+    if str(cfg.difficulty) not in found:
+        some = f"has {', '.join(found)}" if levels else "has no levels"
+        refuse(cfg, "difficulty", f"{env_name(cfg.env)} {some}; see docs/fork.md")
     cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
 
 
@@ -499,6 +502,7 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
         return env.score(), done
 
     env = new_env()
+    seconds = getattr(env, "seconds", ENV_SECONDS)
     seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, DEV_SEEDS)
     openings = [new_env().reset(seed) for seed in seeds]
     play(seeds[0], lambda env: "", most=1)  # a run may cut an episode after any reply
@@ -508,6 +512,10 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
     empty = sum(score["reward"] for score in silent) / 4
     right = sum(score["reward"] for score, _ in shown_how) / 4
     for wrong, why in (
+        (
+            not (isinstance(seconds, int | float) and 0 < seconds < math.inf),
+            f"seconds is {shown(seconds)}; give the number of seconds that a call may take",
+        ),
         (not isinstance(env.think, bool), f"think is {shown(env.think)}; give True or False"),
         (
             not isinstance(env.tools, list | None),

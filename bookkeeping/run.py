@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -32,7 +33,7 @@ from fast.ahead import SECONDS
 from fast.machine import cpu_name, here, peak_memory
 from policy import How, copy_weights
 from rollout import Episode
-from settings import Config, levels_of, promote_of
+from settings import Config, known_tasks, levels_of, promote_of
 
 # What is printed of an update: a column of metrics.jsonl, its title, and its format. Without a
 # signal nothing was trained, and there is no entropy and no ratio.
@@ -108,6 +109,7 @@ class Run:
         if first and not self.home:
             self.home, self.keep = run_folder.make_folder(cfg)
         self.home = self.folder = parallel.broadcast(self.home)
+        run_folder.own[:] = [self.home]
         if not first:  # nobody reads what the others log
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
             self.folder = Path(self.keep.name)
@@ -119,7 +121,6 @@ class Run:
         else:
             run_folder.trim(self.folder, -1)
         records.write_json(self.folder / "config.json", asdict(cfg))  # on the disk, when it is said
-        run_folder.own[:] = [self.home]
         if not self.saved:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         self.machine = machine(policy)
@@ -168,6 +169,11 @@ class Run:
         most = max(cfg.updates, cfg.max_updates if cfg.until_converged else 0)
         evals = records.lines(self.home / "evals.jsonl")
         # The tasks of a file of rows are named after the file and its contents, and its scorer's.
+        # A file with another name and the same contents goes on under the old one.
+        rows = known_tasks().open_source(cfg.env) if cfg.env.startswith("jsonl:") else None
+        for e in evals:
+            if rows and e["trained"] and e["tasks"].split()[-1] == rows.name.split()[-1]:
+                rows.name = e["tasks"]
         trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
         for wrong, sentence in (
             (
@@ -187,8 +193,8 @@ class Run:
             ),
             (
                 {e["tasks"] for e in evals if e["trained"]} - trained,
-                f"the rows or the scorer of {cfg.env} are not what they were, or have another "
-                "name; give them back, or start anew",
+                f"the rows or the scorer of {cfg.env} are not what they were; give them back, or "
+                "start anew",
             ),
         ):
             if wrong:
@@ -304,10 +310,11 @@ class Run:
 
     def warn(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not printed before, and keep it in the state."""
+        told = self.state.warnings
         for name, sentence in symptoms.items():
-            if name not in self.state.warnings:
-                self.state.warnings[name] = f"update {self.state.updates}: {sentence}"
-                records.say(self.folder, f"{name.upper()} at {self.state.warnings[name]}")
+            if name not in told:
+                told[name] = f"update {self.state.updates}: {sentence}"
+                records.say(self.folder, f"{name.upper()} at {told[name]}")
 
     @contextmanager
     def clock(self, part: str):
@@ -422,13 +429,14 @@ def record_evaluation(
     """
     played = [e for [e] in without_failed(groups)]
     failed = {i: e.error for i, [e] in enumerate(groups) if e.stop_reason == "error"}
-    records.append(folder / "evals.jsonl", eval_line(update, stage, tasks, trained, played, failed))
+    line = eval_line(update, stage, tasks, trained, played, failed)
+    records.append(folder / "evals.jsonl", line)
     if trained:
         records.save_episodes(folder, update, stage, policy, worth_reading(groups))
     found = headline(played)
     shown = "  ".join(f"{name} {x}" for name, x in found.items())
-    text = f"eval {stage:10} update {update:4}  {tasks}  {shown}{records.broken(groups)}"
-    records.say(folder, text)
+    head = f"eval {stage:10} update {update:4}  {tasks}  {shown}"
+    records.say(folder, head + records.broken(groups))
     return found
 
 
@@ -470,13 +478,19 @@ def waited(line: dict) -> float:
 
 
 def hear_signals(stopping: Event) -> None:
-    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now."""
+    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one stops now.
+
+    So does the first one after the Run has gone, which the handler must not keep.
+    """
+    kept = weakref.ref(stopping)
 
     def stop_soon(signum, frame):
+        asked = kept()
         # torchrun passes on what the terminal has already sent: there the second may be the first.
-        if stopping.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ:
+        twice = asked and asked.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ
+        if not asked or twice:
             raise KeyboardInterrupt
-        stopping.set()
+        asked.set()
         tqdm.write("stopping at the next safe point (once more to stop at once)")
 
     with suppress(ValueError):  # not in the main thread, as in some tests
@@ -591,7 +605,8 @@ def signal_verdict(groups: list[list[Episode]]) -> str:
         return f"{now}: GRPO has something to learn from"
     if np.mean([e.reward for g in played for e in g]) > 0.9:
         return f"{now}, and the tasks are solved: give it harder ones"
-    return f"{now}: GRPO will hardly move; try {doctor.cure('few groups', doctor.OURS)}"
+    cure = doctor.cure("few groups", doctor.OURS)
+    return f"{now}: GRPO will hardly move; try {cure}"
 
 
 def healthy_values(cfg: Config) -> str:
@@ -618,14 +633,14 @@ def probe_report(groups: list[list[Episode]], cfg: Config) -> list[str]:
     played = without_failed(groups)
     episodes = [e for g in played for e in g]
     right = [[e.components.get("exact", e.reward) == 1 for e in g] for g in played]
+    lengths = [e.reply_tokens for e in episodes]
     line = summarize(groups)
     different = [len({tuple(e.token_ids) for e in g}) for g in played]
     texts = (m["content"] for m in episodes[0].messages if m["role"] == "assistant")
     reply = next(texts, "")[-200:]
     return [
         f"replies     {len(episodes)}, {line.get('format', 1):.0%} in the right format",
-        f"length      {line['reply_tokens']:.0f} tokens, at most "
-        f"{max(e.reply_tokens for e in episodes)}; "
+        f"length      {line['reply_tokens']:.0f} tokens, at most {max(lengths)}; "
         f"{line['truncated']:.0%} are cut at --max-tokens {cfg.max_tokens}",
         f"different   {np.mean(different):.1f} of {cfg.k} replies to a task",
         f"reward      {metrics.mean([np.mean([e.reward for e in g]) for g in played])}",

@@ -25,6 +25,7 @@ import json
 import shlex
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -113,12 +114,14 @@ def export(
     model: the base, if it has moved since.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
-    saved = folder.find_checkpoint(run / "checkpoint")
-    if saved is None or not (run / "summary.json").exists():
+    if not (run / "summary.json").exists():
         raise SystemExit(
-            f"{run}: it has no checkpoint, or no summary.json, so it is no finished run of "
-            "training; train to the end first, or check the path"
+            f"{run}: there is no summary.json in it, so it is no finished run; "
+            "train to the end first, or check the path"
         )
+    saved = folder.find_checkpoint(run / "checkpoint")
+    if saved is None:
+        raise SystemExit(f"{run}: it has no checkpoint; check the path, or train it again")
     with records.foreign(run):
         summary = records.record(run / "summary.json")
         text = card(run, summary, kind)
@@ -134,21 +137,26 @@ def export(
     folder.refuse_base(saved, policy)
     if dtype == "auto":  # as in load_policy
         dtype = "bfloat16" if rank and "CPU" not in summary["machine"]["device"] else "float32"
-    folder.load_checkpoint(saved, policy)
-    if kind == "adapter":
-        # The name of its base, and no path on the training machine.
-        policy.model.peft_config["default"].base_model_name_or_path = policy.name
-        policy.model.save_pretrained(out, save_embedding_layers=False)
-    else:
-        merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
-        # a server has to stop where we did, also at the template's own end token
-        merged.generation_config.eos_token_id = sorted(policy.stop_ids)
-        merged.to(getattr(torch, dtype)).save_pretrained(out)
-    policy.tokenizer.save_pretrained(out)
-    (out / "README.md").write_text(text, encoding="utf-8")
-    for picture in run.glob("curves.png"):
-        shutil.copy(picture, out)
-    folder.readable(out, "README.md")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
+        made = Path(room) / "made"
+        made.mkdir()
+        folder.load_checkpoint(saved, policy)
+        if kind == "adapter":
+            # The name of its base, and no path on the training machine.
+            policy.model.peft_config["default"].base_model_name_or_path = policy.name
+            policy.model.save_pretrained(made, save_embedding_layers=False)
+        else:
+            merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
+            # a server has to stop where we did, also at the template's own end token
+            merged.generation_config.eos_token_id = sorted(policy.stop_ids)
+            merged.to(getattr(torch, dtype)).save_pretrained(made)
+        policy.tokenizer.save_pretrained(made)
+        (made / "README.md").write_text(text, encoding="utf-8")
+        for picture in run.glob("curves.png"):
+            shutil.copy(picture, made)
+        folder.readable(made, "README.md")
+        made.rename(out)  # whole or not at all
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
 
 

@@ -52,7 +52,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 
 from env_letters import split_thinking
-from fast.machine import Hung, first_line, in_time, undisturbed
+from fast.machine import first_line, in_time, undisturbed
 
 RANGE = 1_000_000_000  # seeds in each range of settings.py: training, SFT, development, …
 SIDES = ("training", "training", "development", "held-out")  # by range; later ones are held-out
@@ -163,7 +163,9 @@ def different(env: str, first: int, n: int) -> list[int]:
     for seed in range(first, first + n):
         try:
             task = in_time(known.seconds, known.draw, seed)["question"]
-        except (Exception, SystemExit, Hung):
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException:
             task = seed
         seeds.setdefault(task, seed)
     return list(seeds.values())
@@ -181,7 +183,9 @@ def open_source(env: str) -> Known:
     try:
         with undisturbed():
             return (Rows if kind == "jsonl" else Generator)(name, **options)
-    except (Exception, SystemExit) as error:  # a scorer's file, or the package, may raise anything
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # a scorer's file, or the package, may raise anything
         ours = isinstance(error, ValueError | OSError)
         problem = str(error) if ours else first_line(error)
         raise ValueError(f"--env {env}: {problem}; see docs/tasks.md") from None
@@ -390,12 +394,17 @@ class Generator(Known):
     def __init__(self, name: str, expert: str = "", pay: str = "part", **options: str):
         from reasoning_gym.factory import DATASETS, create_dataset
 
+        if name not in DATASETS:
+            raise ValueError(
+                f"reasoning-gym has no {name or 'nameless generator'}; "
+                "`python -m bridges.known reasoning_gym` lists all"
+            )
         if pay not in ("part", "full"):
             raise ValueError(f"pay={pay}: choose part or full (only full marks are paid)")
+        of_tasks, _ = DATASETS[name]
         values = {option: read_value(value) for option, value in options.items()}
         self.make = partial(create_dataset, name, size=1, **values)
         self.scorer = self.make(seed=0)
-        of_tasks, _ = DATASETS[name]
         self.files = [Path(sys.modules[of_tasks.__module__].__file__)]
         self.expert = load_function(expert, self.files) if expert else None
         self.about = f"{self.scorer.config}, of reasoning-gym, with its own scorer"
@@ -405,14 +414,17 @@ class Generator(Known):
 
     def draw(self, seed: int) -> dict:
         """The first of the seed's tries that is on its side."""
-        side = side_of_seed(seed)
-        for i in range(TRIES):
-            digest = hashlib.sha256(f"{seed} {i}".encode()).digest()
-            number = int.from_bytes(digest[:4], "big")  # below 2**32, as NumPy wants its seeds
-            random.seed(number)  # our own numbers come back after the call (fast/machine.py)
-            entry = self.make(seed=number)[0]
-            if side_of(entry["question"]) == side:
-                return entry
+        side, state = side_of_seed(seed), random.getstate()
+        try:
+            for i in range(TRIES):
+                digest = hashlib.sha256(f"{seed} {i}".encode()).digest()
+                number = int.from_bytes(digest[:4], "big")  # below 2**32, as NumPy wants its seeds
+                random.seed(number)
+                entry = self.make(seed=number)[0]
+                if side_of(entry["question"]) == side:
+                    return entry
+        finally:
+            random.setstate(state)
         raise ValueError(
             f"{self.name} has no {side} question in {TRIES} tries: it has too few questions"
         )

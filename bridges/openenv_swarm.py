@@ -79,6 +79,8 @@ class SwarmSession(Environment):
         """Start an episode, even if the previous one has not ended."""
         if seed is None:
             seed = secrets.randbelow(settings.SFT_SEEDS - settings.TRAIN_SEEDS)
+        if type(seed) is not int or seed < 0:  # a bool is an int, but not a seed
+            raise ValueError(f"seed {show(repr(seed))}: must be a whole number of at least 0")
         swarm = self.make_swarm()
         prompt = swarm.reset(seed)[-1]["content"]
         self.swarm, self.seed, self.episode_id, self.done = swarm, seed, episode_id, False

@@ -176,7 +176,7 @@ def folded_layers(lm: torch.nn.Module, dtype: torch.dtype) -> list[dict]:
         return list(layers_of(lm, dtype))
     now = [p for p in lm.parameters() if p.requires_grad]
     before, layers = KEPT.pop(lm, ([], []))
-    same = layers and layers[0]["o"].weight.dtype == dtype
+    same = layers and layers[0]["o"].weight.dtype == dtype and len(now) == len(before)
     if not (same and all(map(torch.equal, now, before))):
         del layers  # its memory first
         before, layers = [p.clone() for p in now], list(layers_of(lm, dtype))

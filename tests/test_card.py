@@ -1,11 +1,12 @@
-"""Protects the start of vLLM on a card: where it cannot start, `--engine auto` goes on with our own
-sampler, and `--engine vllm` refuses. vLLM is a stand-in here, and so is the card: `make test-vllm`
-has the real one, on a CPU.
+"""Protects the start of vLLM on a card: what it lacks is said before it starts; where it cannot start,
+`--engine auto` goes on with our own sampler and `--engine vllm` refuses; and it is closed at the
+end. vLLM is a stand-in here, and so is the card: `make test-vllm` has the real one, on a CPU.
 """
 
 import importlib.util
 import subprocess
 import sys
+import sysconfig
 from contextlib import nullcontext
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -29,8 +30,8 @@ def on_a_card(policy):
 
 
 @pytest.fixture
-def vllm(monkeypatch):
-    """vllm(LLM): `from vllm import LLM` gives this, or raises it."""
+def vllm(monkeypatch, tmp_path):
+    """vllm(LLM): `from vllm import LLM` gives this; the machine has all that it needs to start."""
 
     def put_in(llm):
         module = ModuleType("vllm")
@@ -39,8 +40,34 @@ def vllm(monkeypatch):
         else:
             module.LLM = llm
         monkeypatch.setitem(sys.modules, "vllm", module)
+        monkeypatch.setenv("CC", "cc")
+        (tmp_path / "Python.h").touch()
+        monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
 
     return put_in
+
+
+@pytest.mark.parametrize(
+    "lacks, told",
+    [
+        ("compiler", "vLLM needs a C compiler when it starts; apt-get install gcc, or set CC"),
+        ("header", "/Python.h is missing; apt-get install "),
+    ],
+)
+def test_what_vllm_lacks_to_compile_is_said_before_it_starts(
+    tiny, vllm, monkeypatch, tmp_path, lacks, told
+):
+    llm = Mock()
+    vllm(llm)
+    if lacks == "compiler":
+        monkeypatch.delenv("CC")
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        (tmp_path / "Python.h").unlink()
+    with pytest.raises(machine.CannotGoOn) as caught:
+        vllm_engine.VllmSampler(on_a_card(tiny))
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert not llm.called
 
 
 BROKEN = {
@@ -53,8 +80,8 @@ BROKEN = {
         "(CalledProcessError: Command '['gcc', '-o', 'helper.so']' returned",
     ),
     "too little memory": (
-        Mock(side_effect=ValueError("No available memory for the cache blocks.\nTry less")),
-        "(ValueError: No available memory for the cache blocks.); if memory is short",
+        Mock(side_effect=ValueError("No available memory\nfor the cache blocks")),
+        "(ValueError: No available memory for the cache blocks)",
     ),
 }
 
@@ -146,16 +173,20 @@ def test_vllms_share_of_a_card_and_whether_it_sleeps(
     assert sleeps == lends and least - 1e-6 <= share * total <= most + 1e-6, share
 
 
-def test_vllm_gets_its_planned_share_of_the_card_and_says_so(monkeypatch, capsys):
-    start = Mock()
+def test_who_waits_for_vllm_is_told_before_it_starts(monkeypatch, capsys):
+    seen = []
+
+    def start(policy, share, **how):
+        seen.append((capsys.readouterr().out, how["eager"]))
+
     monkeypatch.setattr(vllm_engine, "VllmSampler", start)
     monkeypatch.setattr(vllm_engine, "vllm_share", lambda *given: (0.62, given[2:] == (60, 80)))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * 2**30, 80 * 2**30))
     ahead.start_vllm(CHOSEN(vllm_eager=True), SimpleNamespace(device=torch.device("cuda")))
-    told = "vLLM gets 62% of the card, lent to the trainer in turn (computed); "
-    assert capsys.readouterr().out.startswith(told)
-    assert start.call_args.args[1] == 0.62
-    assert start.call_args.kwargs["sleeps"] and start.call_args.kwargs["eager"]
+    ahead.start_vllm(CHOSEN(), SimpleNamespace(device=torch.device("cpu")))
+    [(told, eager), (nothing, _)] = seen
+    assert told.startswith("vLLM gets 62% of the card, lent to the trainer in turn (computed); ")
+    assert "which takes minutes" in told and "--vllm-eager" in told and eager and not nothing
 
 
 def test_falling_asleep_and_waking_up_are_a_part_of_an_update(monkeypatch, tiny):
@@ -165,3 +196,10 @@ def test_falling_asleep_and_waking_up_are_a_part_of_an_update(monkeypatch, tiny)
     with rollouts.paused():  # 10 seconds to fall asleep, 5 of training, 2 to wake up
         pass
     assert rollouts.seconds == {"train": 5.0, "sleep": 12.0}
+
+
+def test_at_the_end_the_engine_is_closed_and_our_own_sampler_needs_nothing(tiny):
+    engine = Mock()
+    ahead.SyncRollouts(None, tiny, engine, None, None).close()
+    engine.close.assert_called_once_with()
+    ahead.SyncRollouts(None, tiny, TorchSampler(tiny), None, None).close()

@@ -107,6 +107,44 @@ def call(env: Swarm, tool: str, **arguments) -> str:
 # --------------------------------------------------------------------------------- what stays as is
 
 
+def test_without_noise_and_by_the_soft_gate_the_economy_knows_p_and_reads_nothing():
+    """The digest above is that of the games before there was a proxy."""
+    env = Swarm("hard")
+    assert not {"quality_true", "proxy_error"} & play(env, 4).keys() and env.economy.rereads == []
+    assert {d.p == d.truth for d in env.economy.interactions} == {True}
+
+
+@pytest.mark.parametrize(
+    "kind, version, dealt, gives, activity, accepts, offers",
+    [  # how much it has dealt with others; what the model gives, and how active it was
+        ("honest", "0.2", 0, 0, 0, (0.7, 1.0), (-1, 3)),
+        ("honest", "0.2", 0, -10, 0, (0.0, 0.3), (-1, 3)),
+        ("opportunistic", "0.2", 0, 0, 0, (0.0, 0.4), (-4, 0)),
+        ("opportunistic", "0.2", 0, 0, 6, (0.6, 1.0), (-4, 0)),  # it likes the socially active
+        ("deceptive", "0.2", 0, 0, 0, (0.3, 1.0), (1, 4)),  # generous, until it turns
+        ("deceptive", "0.2", 20, -1, 0, (0.0, 0.0), (-20, 4)),  # 30% of its deals stay good
+        ("deceptive", "0.1", 1, 0, 0, (0.3, 1.0), (1, 4)),
+        ("deceptive", "0.1", 8, 0, 0, (0.3, 1.0), (-15, -15)),
+    ],
+)
+def test_what_each_kind_of_bot_accepts_and_offers(
+    kind, version, dealt, gives, activity, accepts, offers
+):
+    accepted, offered = [], []
+    for seed in range(300):
+        e = economy(version, bots=(kind, "honest"), dice=f"bot {seed}")
+        e.members[ME].activity = activity
+        bot = e.members["bot_1"]
+        bot.interactions = dealt
+        act.propose_trade(e, ME, "bot_1", "fair data for the whole team to use", gives)
+        for _ in range(12):
+            swarm_bots.BOTS[kind](e, bot, bot.rng)
+        accepted += [deal.accepted for deal in e.interactions if deal.counterparty == "bot_1"]
+        offered += [p.transfer for p in e.proposals.values() if p.proposer == "bot_1"]
+    assert accepts[0] <= mean(accepted) <= accepts[1] and len(offered) > 100
+    assert [min(offered), max(offered)] == pytest.approx(offers, abs=0.3)
+
+
 @pytest.mark.parametrize(
     "version, n, digest", [("0.2", 500, "2c64fdbd9a8f"), ("0.1", 200, "999a70a19dba")]
 )
@@ -738,6 +776,20 @@ def test_a_deal_is_settled_by_the_first_of_two_readings_through_the_gate(
     for side in (ME, "bot_1"):
         assert e.members[side].books["trade"] == pytest.approx(5 * (2 * trade - 1))
     assert e.rereads == [(0.45, 0.9), (0.55, 0.1)]
+
+
+@pytest.mark.parametrize("read, fewest, most", [(0.01, 0, 0), (0.99, 21, 60)])
+def test_opportunists_decide_by_what_the_economy_reads(monkeypatch, read, fewest, most):
+    """A trade that reads as terrible is turned down, one that reads as good is taken."""
+    taken = 0
+    for seed in range(60):
+        changes = {"bots": ("opportunistic",), "dice": f"{seed}"}
+        e = open_economy(scenario(**changes), [[], [], [], [], []], proxy_noise=1.0)
+        reads(monkeypatch, *[read] * 99)
+        act.propose_trade(e, ME, "bot_1", "fair data", 0.0)
+        finish_step(e)
+        taken += any(d.accepted for d in e.interactions)
+    assert fewest <= taken <= most
 
 
 def test_what_the_score_says_of_the_proxy_by_hand():

@@ -108,8 +108,8 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
     api.mkdir()
     (api / "summary.json").write_text(json.dumps({"api": {}, "config": {}, "machine": {}}))
     for words, why in (
-        (["merge", tmp_path / "none", out], "is no finished run"),
-        (["merge", api, out], "is no finished run"),
+        (["merge", tmp_path / "none", out], "there is no summary.json"),
+        (["merge", api, out], "it has no checkpoint"),
         (["adapter", runs["full"], out], "no adapter; use: python -m bridges.export merge"),
         (["merge", runs["lora"], runs["full"]], "is there already"),
     ):

@@ -333,19 +333,21 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     )
     env, run = f"jsonl:{write(tmp_path / 'rows.jsonl', sums(30))}", str(tmp_path / "run")
 
-    def call(*words: str, code: int = 0) -> str:
-        done = warm.run(["train.py", *words], pictures=False)
-        assert done.returncode == code, done.stderr[-800:]
-        return done.stdout + done.stderr
+    def call(*words: str):
+        return warm.run(["train.py", *words], pictures=False)
 
-    assert "rows to train on" in call("--env", env, *tiny.split(), str(tmp_path))
-    assert "resumed" in call("--resume", run, "--updates", "2")
-    call("--eval-only", run, "--held-out", "--eval-n", "100")
+    done = call("--env", env, *tiny.split(), str(tmp_path))
+    assert done.returncode == 0 and "rows to train on" in done.stdout, done.stderr[-800:]
+    done = call("--resume", run, "--updates", "2")
+    assert done.returncode == 0 and "resumed" in done.stdout, done.stderr[-800:]
+    done = call("--eval-only", run, "--held-out", "--eval-n", "100")
+    assert done.returncode == 0, done.stderr[-800:]
     last = json.loads((tmp_path / "run" / "evals.jsonl").read_text().splitlines()[-1])
     assert "held-out" in last["tasks"] and "scorer_failed" in last
     assert len(last["reward"]) == env_of(tmp_path / "rows.jsonl").how_many(HELD_OUT_SEEDS)
     write(tmp_path / "rows.jsonl", sums(31))  # its second half would be of other tasks
-    assert "are not what they were" in call("--resume", run, "--updates", "3", code=1)
+    done = call("--resume", run, "--updates", "3")
+    assert done.returncode == 1 and "are not what they were" in done.stderr
 
 
 # -------------------------------------------------------------- answers that would be run as Python

@@ -162,6 +162,16 @@ def test_readmes_picture_is_what_make_draws_of_these_data(tmp_path):
     assert len(shares[0]) >= 20 and np.abs(shares[0] - shares[1]).max() < 0.02
 
 
+def test_readmes_picture_is_a_small_image_that_can_stand_still_and_is_described():
+    kept = (live.PAGE / "group.svg").read_text()
+    assert len(kept.encode()) < 50_000 and not re.search("<script|<image|@import|url\\(", kept)
+    assert "prefers-reduced-motion" in kept and "prefers-color-scheme: dark" in kept
+    (words,) = re.findall(
+        r"!\[(.+?)\]\(docs/live/group\.svg\)", (live.ROOT / "README.md").read_text()
+    )
+    assert "strawberry" in words and len(words.split()) > 10
+
+
 # ------------------------------------------------------------------------------- the same numbers
 def test_tokens_are_those_of_the_tokenizer(page, policy):
     odd = "naïve 🙂🙂 \t\x00 <think>a</think> <|im_end|> <0x41> 東京 ﬁ task_12 ' // new name!' "

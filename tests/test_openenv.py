@@ -105,8 +105,9 @@ def test_the_tools_are_those_of_the_swarm_and_asking_for_them_takes_no_turn(url)
         env.reset(seed=3)
         env.step(ListToolsAction().model_dump())
         assert env.state()["step_count"] == 0
-        with pytest.raises(RuntimeError):
-            env.reset(seed="7")
+        for seed in (-1, "7", True, []):
+            with pytest.raises(RuntimeError, match="must be a whole number of at least 0"):
+                env.reset(seed=seed)
     with MCPToolClient(base_url=url).sync() as env:
         assert [tool.name for tool in env.list_tools()] == list(TOOLS)
         env.reset(seed=3)

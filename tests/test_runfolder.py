@@ -7,7 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from unittest.mock import Mock, patch
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,15 +30,17 @@ def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], cwd=warm.ROOT, **pipes) as other:
         assert other.stdout.readline() == "mine\n"
-        with pytest.raises(SystemExit, match=f"{tmp_path}: another process"):
+        with pytest.raises(SystemExit) as error:
             claim(tmp_path)
+        assert "another process" in str(error.value) and str(tmp_path) in str(error.value)
         other.send_signal(signal.SIGKILL)
     claim(tmp_path).release()  # no file to remove by hand
 
 
-def test_a_config_that_no_run_wrote_is_refused_in_one_sentence(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(vars(Config()) | {"no": 1}))
-    with pytest.raises(SystemExit, match="holds what no run writes .* argument 'no'"):
+@pytest.mark.parametrize("entry", [{"lr": "fast"}, {"k": [8]}, {"no": 1}])
+def test_a_config_that_no_run_wrote_is_refused_in_one_sentence(tmp_path, entry):
+    (tmp_path / "config.json").write_text(json.dumps(vars(Config()) | entry))
+    with pytest.raises(ValueError, match=f"there is no flag '{[*entry][0]}'"):
         open_saved("--resume", tmp_path, Config())
 
 
@@ -126,42 +129,67 @@ def test_wandb_has_one_run_of_a_run_that_was_resumed_offline(tmp_path):
 
 def test_wandb_has_each_step_of_sft_on_an_axis_of_its_own(tmp_path, monkeypatch):
     """Its rows have to be in order, or wandb drops them."""
-    client, cfg = Mock(), Config(sft_steps=3)
+    rows, axes, cfg = [], {}, Config(sft_steps=3)
+    client = SimpleNamespace(
+        log=lambda line, step: rows.append((step, line)),
+        define_metric=lambda name, step_metric: axes.update({name: step_metric}),
+    )
+    monkeypatch.setattr(os, "environ", {**os.environ, "WANDB_MODE": "offline"})
     monkeypatch.setattr("wandb.login", lambda prompt: False)
     monkeypatch.setattr("wandb.init", lambda **_: client)
     run = run_records.Run(cfg, tmp_path, None, State(), [], folder=tmp_path)
-    with patch.dict(os.environ, {"WANDB_MODE": "offline"}):
-        run.wandb = run_records.open_wandb(cfg, tmp_path)
-    run.log_sft(
-        {
-            "demonstrations": 4,
-            "beyond_context": 0,
-            "too_long": 0,
-            "tokens": 9,
-            "losses": [0.75, 0.5, 0.125],
-        }
-    )
-    # the first update's row follows SFT's three
+    run.wandb = run_records.open_wandb(cfg, tmp_path)
+    run_records.log_wandb(run.wandb, {"update": 0, "before/tier 6/reward": 0.25})
+    fine = {"demonstrations": 4, "beyond_context": 0, "too_long": 0, "tokens": 9}
+    run.log_sft(fine | {"losses": [0.75, 0.5, 0.125]})
+    run_records.log_wandb(run.wandb, {"update": 0, "eval/tier 6/reward": 0.5}, cfg.sft_steps)
     run_records.log_wandb(run.wandb, {"update": 1, "reward": 0.75}, cfg.sft_steps)
-    client.define_metric.assert_any_call("sft/loss", step_metric="sft/step")
-    rows = [(call.kwargs["step"], call.args[0].get("sft/loss")) for call in client.log.mock_calls]
-    assert rows == [(1, 0.75), (2, 0.5), (3, 0.125), (4, None)]
+    assert axes == {"*": "update", "sft/loss": "sft/step"}
+    losses = {line["sft/step"]: line["sft/loss"] for _, line in rows if "sft/loss" in line}
+    assert losses == {1: 0.75, 2: 0.5, 3: 0.125}
+    # the evaluation after SFT belongs to SFT's last row: both are update 0
+    assert [step for step, _ in rows] == [0, 1, 2, 3, 3, 4]
 
 
 def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):
-    client = Mock(log=Mock(side_effect=ConnectionResetError("Connection lost")))
-    run_records.log_wandb(client, {"update": 3, "reward": 1})
+    steps = []
+
+    def lost(line, step):
+        steps.append(step)
+        raise ConnectionResetError("Connection lost")
+
+    run_records.log_wandb(SimpleNamespace(log=lost), {"update": 3, "reward": 1})
     assert "wandb failed (Connection lost)" in capsys.readouterr().out
+    assert steps == [3]  # a curve's step is the update
 
 
 def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled(tmp_path):
-    cfg = Config(curriculum=True, difficulty=3, until_converged=True, updates=40, max_updates=100)
+    flags = {"curriculum": True, "difficulty": 3, "until_converged": True, "max_updates": 100}
+    cfg = Config(env="letters", updates=40, **flags)
     run = run_records.Run(cfg, tmp_path, None, State(updates=50, level=1), [])
     run.lines = [{"level": 1, "reward": 0.8}] * 50
     assert run.finished() and run.next_level() == 1  # scores without the measure: not right
     run.lines += [{"level": 1, "reward": 0.8, "exact": 0.8}] * metrics.LEAST
     run.state.level = run.next_level()
     assert run.state.level == 2 and run.rewards() == [] and not run.finished()
+
+
+def test_ctrl_c_asks_a_run_to_stop_and_ends_what_comes_after_it():
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    event = Event()
+    run_records.hear_signals(event)
+    try:
+        signal.raise_signal(signal.SIGINT)
+        assert event.is_set()
+        with pytest.raises(KeyboardInterrupt):  # the second time
+            signal.raise_signal(signal.SIGINT)
+        event.clear()
+        del event  # with its run
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,34 @@ import pytest
 
 import settings
 from bookkeeping import failures, refusals
-from bookkeeping.folder import resume_folder
+from bookkeeping.again import MAY_BE_TYPED
+from bookkeeping.folder import resume_folder, take_typed
 from grpo import LOSSES, Loss, reinforce
+from rollout import EnvironmentFailed
 from settings import Config
 
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
 # ----------------------------------------------------------------------------------- typed flags
+
+
+def saved(folder, **flags) -> Config:
+    cfg = Config(**flags)
+    refusals.check(cfg)
+    (folder / "config.json").write_text(json.dumps(asdict(cfg)))
+    return cfg
+
+
+def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path):
+    for words, reward in ((["--reward=binary"], "binary"), ([], "partial")):
+        given, typed = settings.command_line(["--eval-only", str(tmp_path), *words])
+        cfg = saved(tmp_path, reward="partial")
+        take_typed("--eval-only", cfg, given, typed - {"eval_only"}, MAY_BE_TYPED)
+        assert settings.make_env(cfg, 6).reward_kind == reward
+    given, typed = settings.command_line(["--eval-only", str(tmp_path), "--lora-rank", "32"])
+    with pytest.raises(SystemExit, match="cannot change on --eval-only: this run has 8"):
+        take_typed("--eval-only", saved(tmp_path, lora_rank=8), given, {"lora_rank"}, MAY_BE_TYPED)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +56,7 @@ BIG = "Qwen/Qwen3-4B-Instruct-2507"
 )
 def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, after):
     how = {"until_converged": True, "max_updates": 500, "threads": 2, "engine": "torch"}
-    how |= {"env": "swarm", "loss": "gspo", "k": 4, "think": False, "set": ["version=0.1"]}
-    (tmp_path / "config.json").write_text(json.dumps(asdict(Config(**how))))
+    saved(tmp_path, env="swarm", loss="gspo", k=4, think=False, set=["version=0.1"], **how)
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     if isinstance(after, str):
         with pytest.raises(SystemExit, match=f"^{after}"):
@@ -68,6 +87,7 @@ REFUSED = [  # (flags, what is said)
     ({"num_tasks": 0}, "--num-tasks 0: must be at least 1"),
     ({"warmup": -3}, "--warmup -3: must be at least 0"),
     ({"lr": float("inf")}, "--lr inf: must be positive, not inf"),
+    ({"threads": 10**11}, "--threads 100000000000: must be at most"),
     ({"today": "tomorrow"}, "--today tomorrow: give it as YYYY-MM-DD"),
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
     ({"engine": "vllm"}, "--engine vllm: with several processes vLLM needs a second"),
@@ -79,9 +99,9 @@ REFUSED = [  # (flags, what is said)
     ({"importance": "all"}, "--importance all: choose clip, none, token, sequence"),
     ({"baseline": "mean"}, "--baseline mean: choose group, batch, none"),
     ({"preset": "sede"}, "--preset sede: choose seed, swarm-published"),
-    ({"loss": "reinforce", "epochs": 2}, "--epochs 2: --loss reinforce has no importance"),
+    ({"loss": "reinforce", "epochs": 2}, "--loss reinforce: it has no importance ratio"),
     ({"loss": "maxrl", "normalize": False}, "--loss maxrl: it is grpo but for its division"),
-    ({"loss": "reinforce", "async_rollouts": 1, "importance": "clip"}, "--importance clip: --loss"),
+    ({"loss": "reinforce", "async_rollouts": 1, "importance": "clip"}, "no importance ratio"),
     ({"break_": "dropout", "env": "swarm"}, "--env swarm: --break makes its mistakes in letters"),
     ({"break_": "nothing"}, "--break nothing: choose learning-rate, "),
     ({"break_": "dropout", "plain": True}, "--break dropout: the mistake is made in this process"),
@@ -107,6 +127,7 @@ REFUSED = [  # (flags, what is said)
     ({"env": "alphabet", "set": ["credit_per_turn=true"]}, "add --set power_per_turn=true"),
     ({"env": "alphabet", "set": ["min_turns=4"]}, "--set min_turns=4 max_turns=3 "),
     ({"env": "alphabet", "set": ["min_turns=x"]}, "the value has to be of type int"),
+    ({"env": "alphabet", "set": ["min_turns"]}, "--set min_turns: give NAME=VALUE"),
     ({"env": "swarm", "set": ["flor=1"]}, "--set flor=1: swarm has no such setting; choose"),
     ({"env": "swarm", "set": ["floor=-1"]}, "--set floor=-1.0: must be a number"),
     ({"env": "swarm", "set": ["version=3"]}, "--set version=3: swarm knows 0.2, 0.1"),
@@ -127,20 +148,27 @@ REFUSED = [  # (flags, what is said)
     ({"max_staleness": 4, "async_rollouts": 2}, "and --async-rollouts 2 fixes the lag; give"),
     ({"max_staleness": 4, "async_rollouts": 1}, "several processes would drop different batches"),
     ({"sync_every": 2, "async_rollouts": 1}, "--sync-every 2: the second process always samples"),
-    ({"set": ["tier=1"]}, "letters has no such setting; choose none"),
+    ({"set": ["difficulty=1"]}, "letters has no such setting; it is the flag --difficulty"),
+    ({"set": ["tier=1"]}, "letters has no such setting; leave it out"),
 ]
 
 
 def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
     monkeypatch.setitem(LOSSES, "compared", Loss(reinforce, whole_groups=True))
     monkeypatch.setattr(refusals.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
+    heard = []
     for flags, told in REFUSED:
         with pytest.raises(ValueError) as error:
             refusals.check(Config(**flags))
-        assert told in str(error.value) and "\n" not in str(error.value)
+        heard.append(str(error.value))
+        assert told in heard[-1] and "\n" not in heard[-1]
+    for _, _, why in refusals.REFUSALS:
+        begins = re.sub("^{env} |{.*$", "", why)
+        assert any(begins in said for said in heard), why
     for fine in ({"k": 1, "baseline": "batch"}, {"updates": 0}, {"until_converged": True}):
         refusals.check(Config(**fine))
     refusals.check(Config(loss="reinforce", async_rollouts=1, importance="sequence"))
@@ -156,7 +184,7 @@ def chosen(n_parameters: float, *words: str) -> Config:
     return settings.complete(cfg, n_parameters, "", {})
 
 
-def test_set_gives_an_environment_its_fields():
+def test_set_gives_an_environment_its_fields(tmp_path):
     words = "--env alphabet --set min_turns=1 --set max_turns=2 --set min_turns=2"
     cfg = chosen(1e6, *words.split(), "--set", "power_per_turn=true")
     assert cfg.set == ["max_turns=2", "min_turns=2", "power_per_turn=True"]
@@ -165,6 +193,17 @@ def test_set_gives_an_environment_its_fields():
     cfg = chosen(1e6, *"--env swarm --set version=0.1 --set payoff=none --set floor=20".split())
     env = settings.make_env(cfg, "hard")
     assert (env.version, env.payoff, env.floor, env.difficulty) == ("0.1", 1.0, 20.0, "hard")
+    mine = "from dataclasses import dataclass\n@dataclass\nclass Sums:\n    most: int = 9"
+    (tmp_path / "sums.py").write_text(GOOD.replace("class Sums:", mine))
+    cfg = Config(env=f"{tmp_path}/sums.py:Sums", set=["most=3"])
+    assert settings.make_env(cfg, 0).most == 3 and settings.env_name(cfg.env) == "Sums"
+
+
+def test_a_small_model_pays_for_errors_in_swarm_unless_another_price_is_set():
+    price = lambda size, *words: settings.make_env(chosen(size, "--env", "swarm", *words), "hard")
+    assert price(1e6).error_penalty == 0.5 and price(4e9).error_penalty == 0.0
+    for size in (1e6, 4e9):
+        assert price(size, "--set", "error_penalty=0.25").error_penalty == 0.25
 
 
 # ------------------------------------------------------------------- defaults by size, and presets
@@ -193,16 +232,12 @@ CHOSEN = [  # (parameters, flags, what a run then has)
     (4e9, "--preset swarm-published", PUBLISHED | SWARM),
     (4e9, "--preset alphabet-published",
      PUBLISHED | {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768}),
-    (4e9, "--preset alphabet-published --env letters --k 6", PUBLISHED | {"k": 6, "env": "letters"}),
+    (4e9, "--preset swarm-published --env letters --difficulty 6 --k 6", PUBLISHED | {"k": 6, "set": []}),
     (4e9, "--preset seed --break learning-rate --reward binary",
      failures.SETTINGS["learning-rate"] | {"reward": "binary", "think": False}),
     (0.9e6, "", SMALL_ONES | {"lr": 3e-4, "updates": 150, "max_tokens": 320}),
     (0.9e6, "--env alphabet", SMALL_ONES | {"lr": 3e-4, "updates": 80, "max_tokens": 640}),
     (0.9e6, "--env swarm", SMALL_ONES | {"lr": 5e-4, "updates": 150, "max_tokens": 160}),
-    # a small model pays for errors in swarm, unless another price is set
-    (0.9e6, "--env swarm", {"set": ["error_penalty=0.5"]}),
-    (0.9e6, "--env swarm --set error_penalty=0.25", {"set": ["error_penalty=0.25"]}),
-    (4e9, "--env swarm", {"set": []}),
     (0.9e6, "--lora-rank 0", {"lr": 3e-4, "sft_lr": 1e-4}),  # small models: one rate
     (135e6, "", {"lr": 1e-4, "sft_lr": 2e-4, "k": 8, "max_tokens": 160, "importance": "clip"}),
     (135e6, "--dtype bfloat16", {"importance": "token"}),
@@ -231,7 +266,8 @@ def test_a_run_keeps_the_model_and_the_settings_that_auto_chose():
         ("auto", BIG, BIG),
         ("my/model", "my/model", "my/model"),
     ):
-        cfg = settings.complete(Config(model=asked), 4e9, path, {"micro_tokens": 4096})
+        cfg = Config(model=asked)
+        cfg = settings.complete(cfg, 4e9, path, {"micro_tokens": 4096})
         assert (cfg.model, cfg.micro_tokens) == (kept, 4096)
     words = "--env swarm --device cpu --micro-tokens None --vllm-memory 0.3 --no-plain"
     model, env, device, asked = settings.model_request(*settings.command_line(words.split()))
@@ -258,7 +294,9 @@ class Sums:
     def expert_reply(self):
         return str(self.a + self.b)
 """
+CONTENT = 'f"{self.a} + {self.b}?"'
 RESET = 'return [{"role": "user", "content": f"{self.a} + {self.b}?"}]'
+STEP = "self.said.append(reply)"
 OVER = "return ([], True) if"
 SCORE = 'return {"reward": right, "exact": float(right == 1)}'
 EXPERT = "return str(self.a + self.b)"
@@ -277,11 +315,7 @@ WRONG = [  # (old, new, what is said)
     ),
     (RESET, 'return "1 + 1?"', "reset (sums.py:5) returned '1 + 1?'; it should return a list"),
     (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?']; it should"),
-    (
-        'f"{self.a} + {self.b}?"',
-        "self.a",
-        "reset (sums.py:5) returned [{'role': 'user', 'content': ",
-    ),
+    (CONTENT, "self.a", "reset (sums.py:5) returned [{'role': 'user', 'content': "),
     (
         RESET,
         RESET.replace("}]", ', "of": {1}}]'),
@@ -292,7 +326,7 @@ WRONG = [  # (old, new, what is said)
     (OVER, "None if", "step (sums.py:9) returned None; it should return (new messages"),
     ("([], True)", '([], "yes")', "step (sums.py:9) returned ([], 'yes')"),
     ("len(self.said) == 2", "False", "step (sums.py:9) did not end the expert's episode"),
-    ("append(reply)", "append(reply[0])", "IndexError: string index out of range (sums.py:10)"),
+    (STEP, STEP + "; reply[0]", "IndexError: string index out of range (sums.py:10)"),
     (SCORE, "return right", "score (sums.py:12) returned 0.0; it should return a dict"),
     (SCORE, 'return {"exact": 1.0}', "score (sums.py:12) returned {'exact': 1.0}; it should"),
     (SCORE, 'return {"reward": float("nan")}', "score (sums.py:12) returned {'reward': nan}"),
@@ -332,6 +366,17 @@ def test_an_environment_as_it_should_be_passes(tmp_path):
     refusals.preflight(late)
 
 
+@pytest.mark.parametrize("change", [(RESET, "return []"), (OVER, "None if")])
+def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path, change):
+    """What preflight did not meet: the types are checked at every call."""
+    cfg = sums(tmp_path, *change)
+    env = refusals.guarded(settings.make_env, cfg, cfg.difficulty)
+    with pytest.raises(EnvironmentFailed, match=r"\(sums.py:\d+\) returned .*; it should return "):
+        env.reset(0)
+        env.step("3")
+        env.step("3")
+
+
 @pytest.mark.parametrize(
     "levels, flags, played",
     [
@@ -339,12 +384,10 @@ def test_an_environment_as_it_should_be_passes(tmp_path):
         ("(3, 5)", {"difficulty": "3"}, 3),
         ("[]", {}, 0),
         ("[3, 5]", {}, 5),
-        (
-            "[3, 5]",
-            {"difficulty": 6},
-            "--difficulty 6: the levels of Sums are [3, 5]; see docs/fork",
-        ),
-        ("[]", {"difficulty": 6}, "--difficulty 6: the levels of Sums are []; see docs/fork.md"),
+        ("[3, 5]", {"difficulty": 6}, "--difficulty 6: Sums has 3, 5; see docs/fork.md"),
+        ("[]", {"difficulty": 6}, "--difficulty 6: Sums has no levels; see docs/fork.md"),
+        ("[(3, 5)]", {}, "must be numbers or words in a list; see docs/fork.md"),
+        ("'abc'", {}, "must be numbers or words in a list; see docs/fork.md"),
         ("[3]", {"curriculum": True}, "has no levels to climb; leave it out"),
         ("[3, 5]\n    promote = 0.8", {"curriculum": True}, "promote is 0.8; give a measure and"),
     ],

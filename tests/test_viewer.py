@@ -215,6 +215,7 @@ def test_keys_change_the_episode(page, plain):
     press(page, "\ue013", "[")  # arrow up, in the list; the same task, earlier
     assert text(page, "#status").startswith("update 10: task 2 of 8")
     press(page, "s", "?", "j", "\ue00c")  # keys do nothing behind the dialog; Escape closes it
+    assert js(page, "return !one('dialog').open")
     assert text(page, "#status") == "update 10: task 2 of 2, 4 samples."
 
 

@@ -170,15 +170,34 @@ def test_a_conversation_of_several_turns_is_token_exact(policy, sampler, stops, 
 # -------------------------------------------------------------------------------- what can go wrong
 
 
-def test_an_engine_that_dies_mid_batch_says_when_and_how_to_go_on(sampler):
-    passes = []
+@pytest.fixture
+def failing(sampler):
+    """failing(error, more_than, after): vLLM's forward pass raises `error`.
 
-    def fails_later(*_):
-        passes.append(1)
-        if len(passes) > 2:
-            raise RuntimeError("CUDA error: an illegal memory access\nand more")
+    When more than so many rows are in it, from call `after` on.
+    """
+    handles = []
 
-    sampler.llm.apply_model(lambda model: model.register_forward_pre_hook(fails_later))
+    def arm(error, more_than, after=0):
+        calls = []
+
+        def hook(module, args, kwargs):
+            ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+            calls.append(len(ids))
+            if len(ids) > more_than and len(calls) > after:
+                raise error
+
+        sampler.llm.apply_model(
+            lambda model: handles.append(model.register_forward_pre_hook(hook, with_kwargs=True))
+        )
+
+    yield arm
+    for handle in handles:
+        handle.remove()
+
+
+def test_an_engine_that_dies_mid_batch_says_when_and_how_to_go_on(sampler, failing):
+    failing(RuntimeError("CUDA error: an illegal memory access\nand more"), more_than=0, after=2)
     with pytest.raises(RuntimeError) as caught:
         sampler.sample(random_prompts(5, 6), 2, 9, 1.0, grid(2, 2))
     assert str(caught.value) == (
