@@ -48,6 +48,12 @@ def pytest_runtest_makereport():
     return report
 
 
+@pytest.fixture(autouse=True)
+def exact_products():
+    """A run chooses for its whole process how torch multiplies; the next test begins with the default."""
+    torch.set_float32_matmul_precision("highest")
+
+
 # Hidden 32, two layers, four query heads on two key heads: every reshape that can go wrong.
 SMALL = {
     "vocab_size": 1024,

@@ -105,7 +105,6 @@ def opened():
     yield make
     for one in made:
         one.close()
-    torch.set_float32_matmul_precision("highest")
 
 
 # ----------------------------------------------------------------------------------- what is played
