@@ -3,6 +3,7 @@ each side, scores its own answer, and no answer hangs it."""
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def env_of(name: str) -> known.Known:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_generator_gives_tasks_and_scores_its_own_answer(name):
-    env, fresh = env_of(name), known.Generator(name)
+    env, fresh, state = env_of(name), known.Generator(name), random.getstate()
     for seed in (settings.TRAIN_SEEDS, settings.SFT_SEEDS, settings.DEV_SEEDS, HELD_OUT_SEEDS):
         assert fresh.draw(seed)["question"].strip() in env.reset(seed)[0]["content"]
         assert known.side_of(env.task["question"]) == known.side_of_seed(seed)
@@ -59,6 +60,7 @@ def test_every_generator_gives_tasks_and_scores_its_own_answer(name):
             env.step(env.expert_reply())
             right = {"reward": 1, "exact": 1, "format": 1, "found": 1, "scorer_failed": 0}
             assert env.score() == right
+    assert random.getstate() == state, "it draws from Python's own numbers, and puts them back"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,11 +79,12 @@ def test_no_answer_hangs_or_ends_a_run(name, monkeypatch):
 @pytest.mark.parametrize(
     "env, words",
     [
-        ("leter_counting", "'leter_counting' not registered"),
+        ("leter_counting", "reasoning-gym has no leter_counting; `python -m bridges.known"),
         ("letter_counting,words=3", "unexpected keyword argument 'words'"),
         ("letter_counting,min_words=0", "min_words must be positive"),
         ("chain_sum,pay=half", "pay=half: choose part or full"),
         ("composite", "at least one dataset"),
+        ("", "reasoning-gym has no"),
     ],
 )
 def test_a_name_or_a_parameter_that_is_wrong_is_told_in_one_sentence(env, words):
