@@ -616,6 +616,16 @@ TABLES: dict[str, Callable[[], str]] = {
         "real",
         ("MaxRL minus GRPO", "maxrl_bfloat16", "grpo_bfloat16"),
     ),
+    "recipe_sums": lambda: made(
+        arms("real", "grpo_bfloat16", "maxrl_bfloat16", "teacher_bfloat16", "true_answers"),
+        {
+            "SmolLM2's sums, held out": "{what}",
+            "seeds": seeds,
+            "exactly right": exact(),
+            "additions": lambda arm: percent(of_kind(arm, 1)),
+            "subtractions": lambda arm: percent(of_kind(arm, 0)),
+        },
+    ),
     "why_kinds": lambda: made(
         arms("real", "start", "grpo_bfloat16", "rft", "star", "true_answers"),
         {
