@@ -459,7 +459,8 @@ if __name__ == "__main__":
         sampler_logprobs=old,
         old_logprobs=old,
     )
-    lengths, earned = torch.tensor([1.0, 3.0]), torch.tensor([[1.0, 0.0]])
+    lengths = torch.tensor([1.0, 3.0])  # [N]
+    rewarded = torch.tensor([[1.0, 0.0]])  # [1, N], one group
     # zeros, so that a loss of yours that needs them runs here, too
     unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
     cases = {
@@ -472,7 +473,7 @@ if __name__ == "__main__":
         for name, rule in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             output = Output(logprobs, torch.zeros(4), **unused)
-            advantages = group_advantages(earned, divide=rule.divide)[0]  # [2]
+            advantages = group_advantages(rewarded, divide=rule.divide)[0]  # [N]
             batch.advantages = advantages[batch.episode_of]  # [M]
             weights = token_weights(rule.weight, lengths, 4)[batch.episode_of]
             ratio = RATIOS[rule.ratio](batch, output)

@@ -389,6 +389,12 @@ def of_kind(arm: dict, addition: int) -> list:
     return [row[kinds == addition] for row in scores(arm)]
 
 
+KINDS: dict[str, Cell] = {
+    "additions": lambda arm: percent(of_kind(arm, 1)),
+    "subtractions": lambda arm: percent(of_kind(arm, 0)),
+}
+
+
 def pairs(what: str, name: str, *rows: tuple[str, str, str], level: float = 0.95) -> str:
     """A table: rows (title, an arm of results/NAME.json, another), paired by seed and task."""
     found = {arm["name"]: (scores(arm), of_seeds(arm, "final")) for arm in arms(name)}
@@ -622,18 +628,16 @@ TABLES: dict[str, Callable[[], str]] = {
             "SmolLM2's sums, held out": "{what}",
             "seeds": seeds,
             "exactly right": exact(),
-            "additions": lambda arm: percent(of_kind(arm, 1)),
-            "subtractions": lambda arm: percent(of_kind(arm, 0)),
-        },
+        }
+        | KINDS,
     ),
     "why_kinds": lambda: made(
         arms("real", "start", "grpo_bfloat16", "rft", "star", "true_answers"),
         {
             "SmolLM2's sums, held out": "{what}",
             "seeds": seeds,
-            "additions": lambda arm: percent(of_kind(arm, 1)),
-            "subtractions": lambda arm: percent(of_kind(arm, 0)),
-        },
+        }
+        | KINDS,
     ),
     "why_sums": lambda: pairs(
         "points on SmolLM2's sums, products in bfloat16",
