@@ -51,7 +51,8 @@ def group_advantages(
     NaN marks a failed episode: it gets 0, and counts in no mean.
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
               §4.1.2); "batch": those of all episodes; "none": the reward itself, and
-              `divide` is ignored
+              `divide` is ignored; "best": 1 for the best quarter of a group that are
+              above its mean, else 0 (RAFT: Dong et al. 2023), and `divide` is ignored
     divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
               more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
               ValueError if a mean is negative
@@ -62,7 +63,7 @@ def group_advantages(
         return torch.where(valid, rewards, 0.0).float()
     # A mean is taken over each row, or over everything: n, mean and variance are [G, 1]
     # or [1, 1].
-    dim = 1 if baseline == "group" else (0, 1)
+    dim = (0, 1) if baseline == "batch" else 1
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
@@ -70,6 +71,9 @@ def group_advantages(
     # gives 1e-17 (0.1 - mean([0.1] * 3)), so what is as small as that becomes 0.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
+    if baseline == "best":
+        bar = rewards.nanquantile(0.75, dim=1, keepdim=True)  # [G, 1]
+        return ((rewards >= bar) & (centered > 0)).float()
     if divide == "std":
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)

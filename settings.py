@@ -112,7 +112,9 @@ class Config:
     # reinforce, grpo, dr_grpo, dapo, gspo, cispo, maxrl or dppo: side by side in
     # grpo.py
     loss: str = "grpo"
-    baseline: str = "group"  # what a reward is compared with: group, batch or none
+    # what a reward is compared with: group, batch or none; best: the best quarter of a
+    # group count 1, all others 0
+    baseline: str = "group"
     # divide advantages by the group's standard deviation (maxrl by its mean, dr_grpo
     # never)
     normalize: bool = True

@@ -135,7 +135,11 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
         "only fast/layers.py computes in it, and LoRA alone learns there; leave out --dtype, or "
         "--plain, --engine vllm and --lora-rank 0",
     ),
-    ("baseline", lambda c, x: x not in ("group", "batch", "none"), "choose group, batch, none"),
+    (
+        "baseline",
+        lambda c, x: x not in ("group", "batch", "none", "best"),
+        "choose group, batch, none, best",
+    ),
     ("loss", lambda c, x: x not in LOSSES, f"choose {', '.join(LOSSES)}"),
     (
         "loss",
@@ -221,7 +225,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ),
     (
         "k",
-        lambda c, x: x is not None and x < 2 and c.baseline == "group",
+        lambda c, x: x is not None and x < 2 and c.baseline in ("group", "best"),
         "must be at least 2: a group of one has no baseline, so every advantage would be 0; or use "
         "--baseline batch",
     ),

@@ -613,7 +613,7 @@ def healthy_values(cfg: Config) -> str:
     """A line to print before the first update: which ratio and loss are healthy."""
     if cfg.epochs > 1 or cfg.async_rollouts:
         return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
-    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
+    if cfg.loss in ("grpo", "gspo") and cfg.baseline in ("group", "batch") and not cfg.kl:
         return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
     # dr_grpo and dapo weight by length; the value of a log-prob is nowhere near 0, nor
     # is a KL term

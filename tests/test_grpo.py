@@ -49,6 +49,9 @@ R = math.sqrt(3 / 16)  # the standard deviation of [1, 0, 0, 0]
         ("none", "none", [[1, 0], [0.5, 2]], [[1, 0], [0.5, 2]]),
         ("none", "std", [[1, 0, 0, 0]], [[1, 0, 0, 0]]),  # no baseline, no spread around it
         ("none", "std", [[1, 1]], [[1, 1]]),
+        ("best", "std", [[4, 3, 2, 1, 8, 7, 6, 5]], [[0, 0, 0, 0, 1, 1, 0, 0]]),  # a quarter
+        ("best", "std", [[1, 1, 1, 0], [0, 1, 0, 0]], [[1, 1, 1, 0], [0, 1, 0, 0]]),  # all that tie
+        ("best", "none", [[2, NAN], [1, 3]], [[0, 0], [0, 1]]),
         ("group", "none", [[1, NAN, 0, 0.5]], [[0.5, 0, -0.5, 0]]),  # an error counts nowhere
         ("group", "std", [[NAN, NAN], [0, 2]], [[0, 0], [-1, 1]]),
         ("group", "std", [[NAN, 1]], [[0, 0]]),
@@ -69,7 +72,7 @@ def test_advantages_by_hand(baseline, divide, rewards, expected):
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3, 0.1 + 0.9 * 4 / 11, 1e9 / 3])
 def test_equal_rewards_give_an_advantage_of_exactly_0(reward):
     """In floating point, 0.1 - mean([0.1] * 3) is not 0: the group would not be skipped."""
-    for k, baseline in itertools.product((2, 3, 7, 8), ("group", "batch")):
+    for k, baseline in itertools.product((2, 3, 7, 8), ("group", "batch", "best")):
         rewards = torch.full((3, k), reward, dtype=torch.float64)
         for divide in ("none", "std", "mean"):
             assert group_advantages(rewards, baseline, divide).eq(0).all()
@@ -115,7 +118,7 @@ def test_a_turn_is_judged_by_what_was_earned_from_it_on():
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("baseline", ["group", "batch", "none"])
+@pytest.mark.parametrize("baseline", ["group", "batch", "none", "best"])
 def test_with_one_turn_or_all_credit_in_the_last_one_it_is_grpo(normalize, baseline):
     """Also if the episodes of a group have different numbers of turns."""
     flags = {"normalize": normalize, "baseline": baseline}

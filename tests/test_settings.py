@@ -97,7 +97,7 @@ REFUSED = [  # (flags, what is said)
     ({"loss": "ppo"}, "--loss ppo: choose reinforce, grpo, dr_grpo"),
     ({"loss": "compared"}, "--loss compared: it compares the episodes of a group"),
     ({"importance": "all"}, "--importance all: choose clip, none, token, sequence"),
-    ({"baseline": "mean"}, "--baseline mean: choose group, batch, none"),
+    ({"baseline": "mean"}, "--baseline mean: choose group, batch, none, best"),
     ({"preset": "sede"}, "--preset sede: choose seed, swarm-published"),
     ({"loss": "reinforce", "epochs": 2}, "--loss reinforce: it has no importance ratio"),
     ({"loss": "maxrl", "normalize": False}, "--loss maxrl: it is grpo but for its division"),
