@@ -20,10 +20,12 @@ from fast.machine import cpu_name
 from fast.sampler import TorchSampler
 from lab import study, tables
 from policy import PICO, Policy, load_policy
-from rollout import play
+from rollout import Episode, play
 from sft import sft
 
 SIZES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.01, 0.03)]  # (sigma, lr)
+PARAMETERS = 918_912  # of pico_base
+MADE_BY = "python -m lab.es; python -m lab.few"
 MEMBERS, TASKS = 16, 4  # perturbed policies per update, and tasks that each of them plays
 
 
@@ -53,12 +55,10 @@ def move(policy: Policy, seed: int, step: float) -> None:
         p += step * torch.randn(p.shape, generator=generator).to(p.device)
 
 
-def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, int]:
-    """((first seed, n) -> n exact answers, greedy; how many tokens were sampled)."""
-    cfg, _ = settings.command_line([*flags.split(), "--seed", f"{seed}"])
-    refusals.check(cfg)  # fills in what depends on the environment
+def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, dict]:
+    """((temperature, seeds) -> episodes, how many tokens were sampled and trained on)."""
+    cfg = config_of(flags, seed)
     policy = load_policy(str(PICO), cfg.lora_rank, cfg.lora_alpha, "cpu", seed)
-    cfg = settings.complete(cfg, policy.n_parameters, str(PICO), {"micro_tokens": 4096})
     new_env = partial(settings.make_env, cfg, cfg.difficulty)
     with policy.learning():
         sft(policy, new_env, settings.sft_seeds(cfg), cfg)
@@ -66,51 +66,55 @@ def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, int
     tokens = []  # sampled, of each perturbed policy
     update = 0
 
-    def played(seeds: list[int], temperature: float) -> list:
+    def played(temperature: float, seeds: list[int]) -> list[Episode]:
         sampler.sync(update)
         groups = play(policy, sampler, new_env, seeds, 1, cfg.max_tokens, temperature, update)
         return sum(groups, [])
 
     def earn() -> float:
-        episodes = played(settings.task_seeds(cfg, update)[:TASKS], cfg.temperature)
+        episodes = played(cfg.temperature, settings.task_seeds(cfg, update)[:TASKS])
         tokens.append(sum(e.reply_tokens for e in episodes))
         return sum(e.reward for e in episodes) / len(episodes)
 
     while sum(tokens) < cfg.sampled_tokens:
         evolve(policy, earn, update, sigma, lr)
         update += 1
-    exact = lambda e: e.components["exact"]
-    return lambda first, n: [*map(exact, played(range(first, first + n), 0.0))], sum(tokens)
+    return played, {"sampled": sum(tokens), "trained": 0}
 
 
-def main() -> None:
+# ------------------------------------------------------------------ what lab/few.py needs as well
+def config_of(flags: str, seed: int) -> settings.Config:
+    """A finished config for pico_base."""
+    cfg, _ = settings.command_line([*flags.split(), "--seed", f"{seed}"])
+    refusals.check(cfg)  # fills in what depends on the environment
+    return settings.complete(cfg, PARAMETERS, str(PICO), {"micro_tokens": 4096})
+
+
+def grow(name: str, what: str, sizes: dict[str, tuple], train: Callable) -> None:
+    """Sweep the sizes with seed 0, then train the best with each of recipe.json's seeds.
+
+    sizes: {how results/es.json calls them: what train gets after the flags and the seed}.
+    """
     torch.set_num_threads(1)
     table = study.read_tables(tables.ROOT / "runs")["recipe"]
-    mean = lambda size: sum(train(table.flags, 0, *size)[0](settings.DEV_SEEDS, 256)) / 256
-    swept = {size: mean(size) for size in SIZES}
-    best = max(swept, key=swept.get)  # the first of equals
-    name = "sigma {} --lr {}".format
-    arm = {
-        "what": "evolution strategies: no backward pass",
-        "swept": {name(*size): {"development": x} for size, x in swept.items()},
-        "seeds": [],
-        "settings": name(*best),
-        "planned": table.seeds,
-    }
+    arm = {"what": what, "swept": {}, "seeds": [], "planned": table.seeds}
+    exact = lambda episodes: [e.components["exact"] for e in episodes]
+    mean_of = lambda size: arm["swept"][size]["development"]
+    for size, values in sizes.items():
+        played, _ = train(table.flags, 0, *values)
+        right = exact(played(0.0, range(settings.DEV_SEEDS, settings.DEV_SEEDS + 256)))
+        arm["swept"][size] = {"development": sum(right) / 256}
+    arm["settings"] = max(sizes, key=mean_of)  # the first of equals
+    held_out = range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + 512)
     for seed in range(table.seeds):
-        exact, tokens = train(table.flags, seed, *best)
-        entry = {
-            "seed": seed,
-            "held_out": {
-                "tier 6": {"greedy": {"exact": tables.digits(exact(HELD_OUT_SEEDS, 512))}}
-            },
-            "commit": run.commit(),
-            "tokens": {"sampled": tokens, "trained": 0},
-            "machine": cpu_name(),
-        }
-        arm["seeds"].append(entry)
-        tables.keep(tables.RESULTS / "es.json", {"made_by": "python -m lab.es"}, {"es": arm})
+        played, tokens = train(table.flags, seed, *sizes[arm["settings"]])
+        marks = {how: exact(played(t, held_out)) for how, t in (("greedy", 0.0), ("sampled", 1.0))}
+        found = {how: {"exact": tables.digits(right)} for how, right in marks.items()}
+        entry = {"seed": seed, "held_out": {"tier 6": found}, "tokens": tokens}
+        arm["seeds"].append(entry | {"commit": run.commit(), "machine": cpu_name()})
+        tables.keep(tables.RESULTS / "es.json", {"made_by": MADE_BY}, {name: arm})
 
 
 if __name__ == "__main__":
-    main()
+    named = {f"sigma {sigma} --lr {lr}": (sigma, lr) for sigma, lr in SIZES}
+    grow("es", "evolution strategies: no backward pass", named, train)

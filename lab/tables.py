@@ -454,7 +454,7 @@ TABLES: dict[str, Callable[[], str]] = {
         beside(
             "grpo",
             arms("recipe", "grpo", "maxrl", "teacher", "minus", "rank_1", "all_weights", "start")
-            + arms("es"),
+            + arms("es", "es"),
         ),
         {
             "letters, tier 6": "{what}",

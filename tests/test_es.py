@@ -1,8 +1,11 @@
-"""Protects lab/es.py: it climbs a reward of the weights, and leaves no perturbation behind."""
+"""Protects lab/es.py: it climbs a reward of the weights, and leaves no perturbation behind. And
+lab/few.py: thirteen numbers learn, and the sampler reads what the trainer learns."""
 
 import torch
 
-from lab import es
+from fast.sampler import TorchSampler
+from lab import es, few
+from policy import plain_forward
 from steps import snapshot
 
 
@@ -23,3 +26,21 @@ def test_equal_rewards_leave_the_weights_as_they_were(load):
     before = snapshot(policy)
     es.evolve(policy, lambda: 0.5, 0, sigma=0.01, lr=0.01)
     torch.testing.assert_close(snapshot(policy), before, rtol=1e-5, atol=1e-6)
+
+
+def test_thirteen_parameters_learn_and_the_sampler_has_them():
+    policy = few.tiny(seed=0)
+    (v,) = policy.trainable().values()
+    assert v.shape == (13,) and v.eq(0).all()
+    with torch.no_grad():
+        v += 0.5
+    [[sample]] = TorchSampler(few.folded(policy)).sample([[5, 6, 7]], 1, 8, 1.0, [[(0, 0)]])
+    ids = torch.tensor([[5, 6, 7, *sample.token_ids]])
+    mask = torch.arange(ids.shape[1] - 1)[None] >= 2
+    found = plain_forward(policy, ids, mask).logprobs
+    torch.testing.assert_close(found, torch.tensor(sample.logprobs), rtol=1e-4, atol=1e-4)
+    found.sum().backward()
+    assert v.grad.abs().min() > 0
+    with torch.no_grad():
+        v.zero_()  # then it is the base, and says something else
+    assert (plain_forward(policy, ids, mask).logprobs - found).abs().max() > 1e-3
