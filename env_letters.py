@@ -4,13 +4,13 @@ The user asks how often some letters occur in a string. The model answers inside
 <answer>…</answer>: a bare integer when one letter is asked for, a JSON object when
 several are. One turn, exact reward.
 
-    user       Count the letters a, n, q in "banana". Think first inside <think> and
+    user       Count the letters a, q in "banana". Think first inside <think> and
                </think> if that helps. Then give the counts as JSON inside <answer> and
                </answer>.
     assistant  <think>
-               b a1 n1 a2 n2 a3
+               b a1 n a2 n a3
                </think>
-               <answer>{"a": 3, "n": 2, "q": 0}</answer>
+               <answer>{"a": 3, "q": 0}</answer>
 
 Why this task: it is hard to count 60 letters at a glance, and easy if you spell the
 string out with a running tally. So the reward goes up when the policy (the model being
@@ -30,7 +30,8 @@ and three attributes:
 
     think                      may a reply think?
     tools                      JSON schemas, or None
-    max_turns                  1: an episode is one turn (left out: any number)
+    max_turns                  1: an episode is one turn (may be left out if there are
+                               more)
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -50,8 +51,8 @@ from typing import ClassVar
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
     # A task asks for one letter or, with probability p_several, for several: a number
-    # between fewest and most, but at least 2 and at most 26. (The numbers
-    # are those of Atropos. So tier 10, which draws 35 to 50, always asks for all 26.)
+    # is drawn between fewest and most, and what is below 2 or above 26 becomes 2 or 26.
+    # (The numbers are those of Atropos. So tier 10 always asks for all 26 letters.)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -65,7 +66,7 @@ TIERS = {
 }
 
 # How the scripted expert answers. SFT, the warm-up before RL, teaches the model to
-# imitate it.
+# imitate it. Which of them the model's own replies look like is its habit.
 STYLES = {
     "bare": "the answer alone",
     "states": "thinks, but only states the counts: the format without the algorithm",
@@ -104,7 +105,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 def make_task(rng: random.Random, difficulty: int) -> Task:
     """Draw one task of a tier. The letters are distinct; some may not occur.
 
-    Do not reorder the draws: a seed would then give another task.
+    Do not reorder the calls of rng: a seed would then give another task.
     """
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
@@ -135,12 +136,12 @@ def question(task: Task, think: bool) -> str:
     letters, form = "letter", "count as a number"
     if len(task.letters) > 1:
         letters, form = "letters", "counts as JSON"
-    thinking = "Think first inside <think> and </think> if that helps. Then give"
-    instruction = thinking if think else "Do not think. Give"
-    return (
-        f'Count the {letters} {", ".join(task.letters)} in "{task.text}". '
-        f"{instruction} the {form} inside <answer> and </answer>."
-    )
+    ask = f'Count the {letters} {", ".join(task.letters)} in "{task.text}".'
+    give = f"the {form} inside <answer> and </answer>."
+    if not think:
+        return f"{ask} Do not think. Give {give}"
+    may_think = "Think first inside <think> and </think> if that helps."
+    return f"{ask} {may_think} Then give {give}"
 
 
 def write_reply(task: Task, style: str) -> str:
@@ -193,7 +194,8 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     body = rest.partition("<answer>")[2].partition("</answer>")[0].strip()
     if len(body) > LONGEST_ANSWER:
         return None
-    # 2. For a single letter, the answer is an integer.
+    # 2. For a single letter, the answer is an integer. (More digits are no count, and
+    # int() would be slow on thousands of them.)
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
     # 3. For several, a JSON object.
@@ -223,7 +225,7 @@ def score_reply(
         has no single well-formed answer       0                    0
         is not the answer alone (--no-think)   0                    0
         answers about other letters            0.1                  0
-        one letter was asked for, it is wrong  0.1                  0
+        has the one count asked for wrong      0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    0
         has all counts right                   1                    1
 
@@ -255,9 +257,10 @@ def score_reply(
 def is_one_block(reply: str, tag: str, longest: int) -> bool:
     """Is a reply one block <tag>…</tag> and nothing else?
 
-    For replies that are not allowed to think. Prose or white space could hide a tally,
-    so more than `longest` characters, or 8 white-space characters in a row, are too
-    much. No honest reply has either.
+    For replies that are not allowed to think. A tally could hide in prose or in white
+    space, so a reply with more than `longest` characters, or with 8 white-space
+    characters in a row, is none. No honest reply has either. (env_alphabet.py has
+    another tag.)
     """
     if len(reply) > longest or re.search(r"\s{8}", reply):
         return False
@@ -275,9 +278,8 @@ def habit_of(reply: str) -> str:
 
 
 def check_choice(flag: str, value, choices, environment: str) -> None:
-    """ValueError unless value is one of the choices.
+    """ValueError unless value is one of the choices. (All environments use it.)
 
-    It is here because the other environments import from this file.
     flag: what the user typed before the value: "--difficulty " or "--set version=".
     """
     if value not in choices:
@@ -295,7 +297,7 @@ class Letters:
     reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
-    # A ClassVar is a constant and no setting (train.py --set NAME=VALUE sets a field).
+    # A ClassVar is no field: it is the same for all objects, and no flag sets it.
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 

@@ -41,14 +41,15 @@ EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
 
 
 def eval_sets(
-    cfg: Config, new_env: Callable | None = None, sweep: bool = False
+    cfg: Config, env_at: Callable | None = None, sweep: bool = False
 ) -> dict[str, tuple]:
     """What is evaluated: {name of a set of tasks: (is it the trained level?, new_env)}.
 
-    The same name means the same tasks. new_env(level) -> an environment, by default
-    from make_env. sweep: add swarm's other levels, which take too long during a run.
+    The same name means the same tasks. env_at(level) -> an environment, by default
+    from make_env; new_env() -> one of the set's level. sweep: add swarm's other levels,
+    which take too long during a run.
     """
-    new_env = new_env or partial(make_env, cfg)
+    env_at = env_at or partial(make_env, cfg)
     own, levels = cfg.difficulty, levels_of(cfg.env)
     others = {"letters": EVAL_TIERS, "custom": levels, "swarm": levels if sweep else ()}
     chosen = {own}
@@ -57,7 +58,7 @@ def eval_sets(
     return {
         TASKS[env_kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
             level == own,
-            partial(new_env, level),
+            partial(env_at, level),
         )
         # cfg's own level comes last if it is in no curriculum, like swarm's mixed
         for level in dict.fromkeys([*levels, own])

@@ -16,8 +16,9 @@ policy either. There is one optimizer step per batch by default, so the importan
 for rounding, and clipping never acts.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
-is minus the mean advantage: about 0, whatever the weights are. Its gradient is not 0,
-because the ratio is a function of the weights. Every loss has this form:
+is minus the mean advantage: about 0, whatever the weights are. Its gradient is not 0:
+the ratio is p / p_old with p_old fixed, so at 1 its gradient is that of log p. Every
+loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -51,14 +52,15 @@ def group_advantages(
     NaN marks a failed episode: it gets 0, and counts in no mean.
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
               §4.1.2); "batch": those of all episodes; "none": the reward itself, and
-              `divide` is ignored; "best": 1 for the best quarter of a group that are
-              above its mean, else 0 (RAFT: Dong et al. 2023), and `divide` is ignored
+              `divide` is ignored; "best": 1 for rewards in a group's upper quarter
+              and above its mean, 0 for all others (RAFT: Dong et al. 2023), and
+              `divide` is ignored
     divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
               more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
               ValueError if a mean is negative
     """
     rewards = rewards.double()
-    valid = ~rewards.isnan()  # [G, k]
+    valid = ~rewards.isnan()  # [G, k]; comparisons with NaN are False
     if baseline == "none":
         return torch.where(valid, rewards, 0.0).float()
     # A mean is taken over each row, or over everything: n, mean and variance are [G, 1]
@@ -87,16 +89,19 @@ def group_advantages(
 def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     """Set Episode.advantages, one number per sampled token, for a batch of groups.
 
-    An episode's advantage is how much better it was than its group; all its tokens
-    share it. Failed episodes get 0, and do not count in the means. For each turn, all
-    episodes are compared, and the turn's tokens get the turn's advantage. In letters
-    there is one turn. With several, their advantages differ only if the environment
-    pays each turn (reward_from).
+    An episode's advantage is how much better it was than its group, and all its tokens
+    share it. Failed episodes get 0, and do not count in the means.
+
+    Only if the environment pays each turn (Episode.turn_rewards) does each turn have an
+    advantage of its own, which its tokens share. So we go through the turns; without
+    such pay all turns give the same numbers.
     """
-    # Dividing by the std gives more weight to tasks that nearly always or nearly never
-    # succeed (Liu 2025). --no-normalize drops it; that paper's loss, dr_grpo, never
-    # divides. (LOSSES is the table further down.)
-    divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"
+    # What advantages are divided by is the loss's choice (LOSSES, further down): for
+    # most the std, which gives more weight to tasks that nearly always or nearly never
+    # succeed (Liu 2025). dr_grpo, that paper's loss, does not divide.
+    divide = LOSSES[cfg.loss].divide
+    if not cfg.normalize:  # --no-normalize
+        divide = "none"
     episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
@@ -117,8 +122,8 @@ def reward_from(e: Episode, turn: int) -> float:
     If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
     by the rewards from that turn on: what came before cannot be their merit. Of
     turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that has
-    ended before this turn is compared by what its last turn earned, so that nobody
-    gains by merely going on.
+    ended before this turn is compared by what its last turn earned: [3] counts as 3 in
+    turn 2, so whoever goes on has to earn as much as that to be the better one.
 
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
@@ -137,7 +142,8 @@ def has_score(episode: Episode) -> bool:
 
 
 # ------------------------------------------------------------------------------- losses
-# Every gain has the same four parameters; some need only one or two.
+# A row of the table LOSSES, below, names one of these functions as its gain. All have
+# the same four parameters; some need only one or two.
 
 
 def clipped_surrogate(
@@ -145,8 +151,8 @@ def clipped_surrogate(
 ) -> torch.Tensor:
     """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
 
-    A token that is already much likelier than it was gains no more from getting
-    likelier still: beyond the clip its gradient is 0.
+    A token that has moved in the direction of A until its ratio is outside the clip
+    gains no more from moving on: its gradient is 0.
     """
     low, high = clip
     limited = ratio.clamp(1 - low, 1 + high)  # [M]
@@ -169,7 +175,7 @@ def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tens
 
 
 def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """ratio · A, [M], or 0 if the token has moved too far the way that A pushes it.
+    """ratio · A, [M], or 0 if the token has moved too far in the direction of A.
 
     Qi et al. 2026, "Rethinking the Trust Region in LLM RL", eq. 11 to 13 (binary total
     variation): the clip bounds the difference of two probabilities, not their ratio, so
@@ -186,17 +192,16 @@ class Loss:
     """A row of LOSSES.
 
     gain          what a token contributes: a function as above, (batch, output, ratio,
-                  clip) -> [M], of a micro-batch, to be maximised. It is called again
-                  without the clip (to_log), so it must have no side effects
+                  clip) -> [M], of a micro-batch, to be maximised
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
     clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo
                   bounds a difference of probabilities by them)
-    weight        of a token, with N episodes in the batch, S sampled tokens in the
-                  batch, and L in the token's own episode:
-                  "episode", 1 / (N · L): every episode weighs the same;
-                  "token", 1 / S: every token weighs the same;
-                  "longest", 1 / (N · max_tokens): the same for every batch
+    weight        of a token. The batch has N episodes with S sampled tokens, L of them
+                  in the token's own episode:
+                      "episode"   1 / (N · L)             episodes weigh the same
+                      "token"     1 / S                   tokens weigh the same
+                      "longest"   1 / (N · max_tokens)    the same in every batch
     divide        what advantages are divided by (group_advantages)
     needs_logits  does `gain` read output.entropy, output.logits or output.hidden? That
                   takes memory for M · V numbers
@@ -204,6 +209,7 @@ class Loss:
                   cut into micro-batches
 
     With needs_logits or whole_groups, `gain` also sees episodes whose advantage is 0.
+    It is called twice, with and without the clip (to_log): it must change nothing.
     """
 
     gain: Callable
@@ -250,7 +256,7 @@ class Updated:
 
     loss: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
-    # [epochs][micro-batches]: (the batch, {name: a number per sampled token [M]})
+    # [epochs][micro-batches]: each a batch and what to_log found in it, {name: [M]}
     passes: list[list[tuple[Batch, dict]]] = field(default_factory=list)
 
 
@@ -284,8 +290,8 @@ def update(
             # how.forward: policy.plain_forward, or a faster one of fast/
             output = how.forward(policy, ids, mask, cfg.temperature, rule.needs_logits)
             if batch.old_logprobs is None:  # at a batch's first pass
-                # sets batch.old_logprobs, by which the ratio divides; multiplies
-                # batch.weights by what a sample of an older policy counts
+                # sets batch.old_logprobs, by which the ratio divides; if the samples
+                # are of an older policy, it changes batch.weights, too
                 set_old_logprobs(batch, output, cfg)
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
@@ -296,9 +302,9 @@ def update(
             total += loss.item()
             logged.append((batch, to_log(rule, batch, output, ratio, gain, kl)))
         # clip the gradient, then optimizer.step(): policy.py
-        loss, grad_norm = take_step(policy, optimizer, total, how)
+        step_loss, grad_norm = take_step(policy, optimizer, total, how)
         passes.append(logged)
-    return Updated(loss, grad_norm, passes)
+    return Updated(step_loss, grad_norm, passes)
 
 
 # ------------------------------------ what update calls, in order: 1. before the passes
@@ -315,7 +321,7 @@ def weigh(
     if cfg.kl > 0 or rule.needs_logits or rule.whole_groups:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
-    # episode needs no forward pass. It is left out now, but was counted in N above.
+    # episode needs no forward pass. It is left out now, but its weight was counted.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 
@@ -342,7 +348,8 @@ def micro_batches(
     # Dealt out in turn, the shortest first: each process gets some of every length.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = how.deal(by_length)
-    # If rows share the computation of their prompt, micro_tokens counts it once.
+    # If rows share the computation of their prompt, micro_tokens counts it once. (They
+    # do not in a pass that returns logits.)
     shared = how.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
@@ -426,9 +433,9 @@ def learn_from_teacher(
 ) -> None:
     """On-policy distillation: set each token's advantage to log p_teacher - log p.
 
-    The student has sampled the tokens, a teacher judges each of them, and the sum over
-    tokens of the expected advantage is -KL(student || teacher): Agarwal et al. 2024,
-    "On-Policy Distillation of Language Models", with the estimate of Lu 2025
+    The student has sampled the tokens, a teacher judges each of them. In expectation
+    over samples, the sum of these advantages is -KL(student || teacher): Agarwal et al.
+    2024, "On-Policy Distillation of Language Models", with the estimate of Lu 2025
     (thinkingmachines.ai/blog/on-policy-distillation). The reward is only logged. Both
     must have the same tokenizer and read the same prompt (--teacher refuses others).
     """
@@ -465,7 +472,7 @@ if __name__ == "__main__":
     )
     lengths = torch.tensor([1.0, 3.0])  # [N]
     rewarded = torch.tensor([[1.0, 0.0]])  # [1, N], one group
-    # zeros, so that a loss of yours that needs them runs here, too
+    # zeros, for losses with needs_logits
     unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
     cases = {
         "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],

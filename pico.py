@@ -12,8 +12,8 @@ one rare. Asked how often a and q occur in banana,
 
 (n gets no number, because nobody asks for it.) Nothing tells the model which habit is
 best. It answers each task eight times, and each reply is scored. Those that score above
-the mean of the eight are made likelier. With seed 0 you will see (in brackets: the 95%
-interval)
+the mean of the eight are made likelier, those below it less likely. With seed 0 you
+will see (in brackets: the 95% interval)
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells it out   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
@@ -22,10 +22,10 @@ interval)
     update 150  reward 0.97  spells it out 100%  gradient 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
-and its replies to two tasks. Why does update 1 earn 0.06, if 19% were right after SFT?
-An evaluation takes the likeliest token each time. Training draws tokens at random, and
-is right less often. But 5% of the drawn replies spell the string out. These are right
-more often than the others, so spelling becomes likelier.
+and its replies to two tasks. An evaluation is greedy: it takes the likeliest token each
+time. Training draws tokens at random, and such replies are right less often. That is
+why update 1 earns only 0.06 where 19% were right. But 5% of the drawn replies spell the
+string out. These are right more often than the others, so spelling becomes likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
 evaluation. The model and its tokenizer come last; RL does not depend on what is inside.
@@ -54,7 +54,7 @@ if __name__ == "__main__":  # torch takes seconds to load, so speak first
         "reward  the same in training, where tokens are drawn at random: lower\n",
         flush=True,
     )
-warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # not needed here
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # we use none
 
 try:
     import torch
@@ -64,17 +64,21 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 # ---------------------------------------------------------------- numbers to play with
-TASKS = 8  # per update
-# Samples per task. With 1 there would be nothing to compare with: every advantage is 0,
-# and nothing is learnt.
+# Tasks per update.
+TASKS = 8
+# Replies to each task. With 1 there would be nothing to compare with: every advantage
+# is 0, and nothing is learnt.
 K = 8
 # The longest reply. With 64, spelling is cut off before it can pay, and never learnt.
 MAX_TOKENS = 320
-# With 0.1 the model babbles after a few updates, and the reward stays at 0.
+# The learning rate. With 0.1 the model babbles after a few updates, and the reward
+# stays at 0.
 LR = 3e-4
-RISE = 5  # the rate rises over this many updates, …
-LR_END = 0.1  # … then falls to this share of LR
-MAX_NORM = 1.0  # a larger gradient is scaled down to this norm
+# The rate rises over the first RISE updates, and falls to LR_END * LR in the end.
+RISE = 5
+LR_END = 0.1
+# A gradient with a larger norm is scaled down to this one.
+MAX_NORM = 1.0
 
 SFT_STEPS = 50
 SFT_BATCH = 8
@@ -82,8 +86,9 @@ SFT_LR = 1e-4
 
 DEVICE = "cpu"  # or "cuda"; "mps" on a Mac was not run
 
-# A task is drawn from a seed. The ranges never overlap, so the model is never tested on
-# what it trained on. With --seed 0, GRPO's tasks begin at 0.
+# A task is drawn from a number, its seed. These are the numbers of the demonstrations
+# and of the tasks of an evaluation. GRPO's begin at 0 (with --seed 0), and never reach
+# these: the model is not tested on what it trained on.
 SFT_SEEDS = range(10**9, 10**9 + 100)
 DEV = range(2 * 10**9, 2 * 10**9 + 256)
 
@@ -131,7 +136,8 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         answer = json.loads(body.strip(), object_pairs_hook=each_letter_once)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
-    # To Python, true and 1.0 equal 1. They are not counts.
+    # To Python, true and 1.0 equal 1. They are not counts. (What equals `counts` is a
+    # dict, so it has values().)
     return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
@@ -145,22 +151,22 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 # ----------------------------------------------------------- the loop (book: train.py)
 def main(seed: int, updates: int) -> None:
     """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
-    first = first_task(seed, updates)  # each update takes the next TASKS tasks
+    first = first_task(seed, updates)  # the number of the first task
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
-    for name, shown in zip("AB", DEV[-2:]):  # evaluate prints the last two replies
-        ask, counts = make_task(shown)
+    for name, task in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two
+        ask, counts = make_task(task)
         print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
     evaluate(weights_of(lora), "before")
     imitate(lora, seed)
     evaluate(weights_of(lora), "after SFT")
-    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # with fresh moments
+    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # SFT has its own
     curve = []
     try:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
             seeds = range(first + i * TASKS, first + (i + 1) * TASKS)
-            # chance: one random number for each token that draw will choose.
+            # chance: a random number for each token. draw() chooses by it.
             chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(weights_of(lora), seeds, K, chance)
 
@@ -170,12 +176,12 @@ def main(seed: int, updates: int) -> None:
             advantages = advantages_of(rewards).to(DEVICE)
 
             # 3 learn: the better ones become likelier, the worse ones less likely. One
-            # group at a time saves memory. Each loss is a sum, divided by the number of
-            # all replies, so the groups' gradients add up to that of the mean.
+            # group at a time saves memory. A group's loss is a sum over its replies.
+            # Divided by the number of all replies, the groups add up to the mean.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
                     loss = grpo_loss(weights_of(lora), group, advantage)
-                    (loss / rewards.numel()).backward()
+                    (loss / (TASKS * K)).backward()
             grad_norm = step(optimizer, lora, LR * schedule(i, updates, RISE, LR_END))
 
             # 4 look.
@@ -194,8 +200,11 @@ def main(seed: int, updates: int) -> None:
 
 
 def first_task(seed: int, updates: int) -> int:
-    """Where a seed's tasks begin. Seeds share no tasks, and none of them is SFT's."""
-    most = 100_000  # updates of a seed
+    """The number of a run's first task: runs with other seeds have other tasks.
+
+    Each seed owns most * TASKS numbers, and the last seed's end before SFT's begin.
+    """
+    most = 100_000  # updates of a run
     last_seed = SFT_SEEDS[0] // (most * TASKS) - 1
     if not (0 <= seed <= last_seed and updates <= most):
         sys.exit(
@@ -225,10 +234,10 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     A token's gain is its advantage times its log-prob. A reply's gain is the mean over
     its tokens. The loss is minus their sum; main divides it by the number of replies.
 
-    The weights have not moved since the replies were drawn. With several steps per
-    batch they would. For that, grpo.py puts a ratio in place of the log-prob: how much
-    likelier the token has become, clipped. For fresh samples the ratio is 1, and its
-    gradient is that of the log-prob.
+    Here the weights are still those that drew the replies. After a first step on a
+    batch they no longer are. So grpo.py has a ratio in place of the log-prob, the
+    token's probability now divided by the one at which it was drawn, and clips it. At a
+    ratio of 1 its gradient is that of the log-prob, so here both are the same.
     """
     # [M], [M]: of each token its log-prob, and the number of its reply
     logp, row_of = logprobs_of(weights, group)
@@ -242,14 +251,18 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     """Of all M reply tokens: (the log-prob now [M], the number of its episode [M])."""
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
-    # Position t predicts token t + 1: the shift that everybody gets wrong once. After a
-    # prompt of 3 tokens, positions 2 and 3 (the first is 0) predict a reply of 2.
+    # Position t predicts token t + 1: the shift that everybody gets wrong once.
+    #
+    #     position   0       1       2       3        a prompt of 3 tokens,
+    #     token      prompt  prompt  prompt  reply    a reply of 2
+    #     predicts   prompt  prompt  reply   reply
+    #     mask       0       0       1       1
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    # These rows are padded on the right. A token sees only what comes before it, so
-    # padding changes nothing.
-    no_pad = torch.zeros_like(ids[:, 0])  # [N] zeros: no row is padded on the left
+    # pad_sequence pads on the right. A token sees only what comes before it, so that
+    # changes nothing. forward asks for padding on the left, and there is none.
+    no_pad = torch.zeros_like(ids[:, 0])  # [N]
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
     row_of = mask.nonzero()[:, 0]  # [M], the row of each True
@@ -259,8 +272,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 def schedule(i: int, steps: int, rise: float, end: float) -> float:
     """The learning rate of step i, as a share of the highest.
 
-    It rises over the first `rise` steps. Then it is on a line that falls from 1 at step
-    0 to `end` at step `steps`, the one after the last.
+    The lower of two lines: one rises to 1 over the first `rise` steps, the other falls
+    from 1 at step 0 to `end` at step `steps`, the one after the last.
     """
     up = (i + 1) / rise
     down = 1 - (1 - end) * i / steps
@@ -289,9 +302,9 @@ class Episode:
 
 @torch.no_grad()
 def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]]:
-    """k episodes of each task, [G][k].
+    """k episodes of each of G tasks, [G][k].
 
-    chance [G · k, MAX_TOKENS]: uniform in [0, 1), one per token (see draw). None:
+    chance [G · k, MAX_TOKENS]: uniform in [0, 1), one per token, for draw(). None:
     greedy, the likeliest token each time.
     """
     tasks = [make_task(seed) for seed in seeds]
@@ -336,11 +349,11 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
 
 
 def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """A token per row, [B], by inverting the cumulative distribution.
+    """A token per row, [B]: the first whose cumulative probability exceeds `chance`.
 
-    Returns the first token whose cumulative probability exceeds `chance`. logprobs
-    [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too. But with
-    random numbers from outside, the book draws the same tokens.)
+    logprobs [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too.
+    The random numbers are an argument so that a test can hand the same ones to the
+    book, and expect the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     # The last sum is 1 up to rounding, so chance is scaled by it. Rounding can still
@@ -383,7 +396,7 @@ def spells_it_out(reply: str) -> bool:
         thought = reply
     items = thought.replace("<think>", "", 1).split()
     steps = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
-    return 2 * len(steps) > len(items)
+    return len(steps) > len(items) / 2
 
 
 def evaluate(weights: dict, stage: str) -> None:
@@ -459,7 +472,7 @@ def forward(
             M = B
     cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
             tokens that earlier calls have read; this call writes its own after them
-    start   the column of the cache at which ids begin (padding fills columns, too)
+    start   how many columns of the cache earlier calls have filled, padding included
     """
     B, T = ids.shape
 
@@ -485,11 +498,12 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that each query may see, [B, T, 1]: in the picture 0, 1, 2, 2.
+    # The first key that each query may see, [B, T, 1]: in the picture 0, 1, 2, 2. A
+    # query that is padding may see itself, any other the row's first real token.
     first_key = pad[:, None, None].minimum(positions)
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
-    # The dimensions i and i + d/2 turn by position / ROPE_BASE^(2i/d).
+    # The dimensions i and i + d/2 turn by position / ROPE_BASE^(2i/d); d is HEAD_DIM.
     two_i = torch.arange(0, HEAD_DIM, 2, device=DEVICE)
     inv_freq = ROPE_BASE ** -(two_i / HEAD_DIM)  # [d/2]
     angle = (positions - pad[:, None, None]) * inv_freq  # [B, T, d/2]
@@ -507,7 +521,7 @@ def forward(
         v = heads(h, f"{attn}.v")
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
-            k, v = cache[layer, :, :, :, : start + T]  # [2, B, …] -> [B, …] twice
+            k, v = cache[layer, :, :, :, : start + T]  # [2, B, …]: one of each
         # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
         y = F.scaled_dot_product_attention(q, k, v, mask[:, None], enable_gqa=True)
         y = y.transpose(1, 2).reshape(B, T, HEADS * HEAD_DIM)
@@ -594,7 +608,8 @@ def encode(text: str) -> list[int]:
                 ways.append((total + score, ids + [token_id]))
         if not ways:  # the book falls back on bytes
             raise ValueError(f"pico.py has no token for {text[end - 1]!r}")
-        best.append(max(ways, key=lambda way: way[0]))  # of equal scores the first
+        # Of equal scores max takes the first, with the longest last piece.
+        best.append(max(ways, key=lambda way: way[0]))
     return best[-1][1]
 
 

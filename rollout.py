@@ -46,11 +46,11 @@ class Episode:
 
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
-    # Three lists of one length, with an entry per token of the whole conversation:
+    # Three lists of one length: an entry for each token of the whole conversation.
     token_ids: list[int] = field(default_factory=list)
-    # … True if the policy chose it (in a demonstration, the expert)
+    # True if the policy chose the token (in a demonstration, the expert).
     sampled: list[bool] = field(default_factory=list)
-    # … its log-prob in nats; 0.0 where it was not sampled
+    # The token's log-prob in nats; 0.0 where it was not sampled.
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
     # The score: the reward, the rest of score(), and what each reply earned, if the
@@ -58,16 +58,16 @@ class Episode:
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
-    # Shorter than the three lists above: one per True in `sampled`. Set by
-    # grpo.compute_advantages, read by the loss.
+    # One per sampled token, so this list is shorter than the three above.
+    # grpo.compute_advantages sets it, the loss reads it.
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
-    # Only for samples of an older policy (batch.set_old_logprobs): skip these at first.
+    error: str = ""  # with stop_reason "error": what happened, in one line
+    messages: list[dict] = field(default_factory=list)  # as text, to read
+    # For samples of an older policy (batch.set_old_logprobs). Skip these two at first.
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
-    messages: list[dict] = field(default_factory=list)  # as text, to read
-    error: str = ""  # with stop_reason "error": what happened, in one line
 
     @property
     def reply_tokens(self) -> int:
@@ -90,7 +90,7 @@ def end_on_failure(episode: Episode):
     """A failure in this block ends only this episode, which then has no score."""
     try:
         yield
-    # A chat template, too, raises ValueError.
+    # ValueError: the environment's, or a chat template's.
     except (EnvironmentFailed, ValueError) as error:
         episode.stop_reason, episode.error = "error", str(error)
 
@@ -121,7 +121,8 @@ def play(
 ) -> list[list[Episode]]:
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
-    max_tokens limits one turn. The same (sample_seed, task seed, member, turn) draws
+    new_env() makes an environment, and each episode gets one of its own. max_tokens
+    limits one turn. The same (sample_seed, task seed, member, turn) draws
     the same random numbers, whatever else is in the batch. An environment that raises
     EnvironmentFailed or ValueError ends only its own episode (Episode.error). Raises
     FloatingPointError if the policy's log-probs are no longer finite.
@@ -137,7 +138,7 @@ def play(
     while active := still_playing(players):
         sample_each(sampler, active, max_tokens, temperature, sample_seed)
         for player in active:
-            # (a player who kept it would also keep the memory of its cache)
+            # the reply is taken out of the player, or its cache could not be freed
             sample, player.reply = player.reply, None
             take_turn(policy, player.episode, player.env, sample, longest_prompt)
             # whoever plays on keeps the reply's cache
@@ -159,9 +160,9 @@ def sample_each(
     # only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
     groups = with_one_prompt(players)
-    # One call draws `size` replies to each of its prompts, so groups of one size share
-    # a call. In letters there is one call, with the run's k. In later turns the sizes
-    # differ: some episodes have ended, and a player with a cache is a group of one.
+    # sampler.sample draws equally many replies to each of its prompts, so groups of one
+    # size share a call. In letters there is one call, with the run's k. In later turns
+    # sizes differ: episodes have ended, and a player with a cache is a group of one.
     for size in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]
@@ -184,6 +185,7 @@ def with_one_prompt(players: list[Player]) -> list[list[Player]]:
     """
     groups: dict[object, list[Player]] = {}
     for player in players:
+        # no other player has the same id()
         key = id(player) if player.cache else tuple(player.episode.token_ids)
         groups.setdefault(key, []).append(player)
     return [*groups.values()]
@@ -230,16 +232,16 @@ def open_group(
     ids = prompt_ids(policy, opening, env.tools, env.think)
     for p in ready:
         with end_on_failure(p.episode):
+            if p.episode.messages != opening:
+                raise ValueError(
+                    f"task {seed}: reset() gave another opening to another episode; "
+                    "a seed must always give the same task"
+                )
             if len(ids) > longest_prompt:
                 raise ValueError(
                     f"task {seed}: a prompt of {len(ids)} tokens leaves no room for a "
                     f"reply; the limit is {max(longest_prompt, 0)}: give a lower "
                     "--max-tokens or shorter tasks"
-                )
-            if p.episode.messages != opening:
-                raise ValueError(
-                    f"task {seed}: reset() gave another opening to another episode; "
-                    "a seed must always give the same task"
                 )
             append_given(p.episode, ids)
     return group
@@ -265,9 +267,9 @@ def take_turn(
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    # 2 tell the environment. It does not see the end-of-turn token. It does see the
-    # whole thought: if the template has written <think> at the end of the prompt, that
-    # is put back.
+    # 2 tell the environment. Its text has no end-of-turn token. If the template wrote
+    # <think> at the end of the prompt, so that the reply lacks it, the text begins with
+    # it: the environment reads whole thoughts. (token_ids stay as they are.)
     reply_ids = sample.token_ids[:-1] if sample.finished else sample.token_ids
     prefix = start_of_thought(policy.tokenizer, env.think)
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)

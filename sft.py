@@ -39,19 +39,20 @@ def sft(
     them were left out (select_demonstrations).
     """
     if cfg.sft_steps == 0:
-        seeds = []  # no expert is asked, no batch is made: all that follows is empty
+        seeds = []  # no expert is asked, and there is no step
     episodes = [expert_episode(policy, new_env(), seed) for seed in seeds]
-    shown, counts = select_demonstrations(policy, episodes, cfg.max_tokens)
+    demonstrations, counts = select_demonstrations(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # SFT's own: RL starts with fresh moments
     losses, tokens = [], 0
-    batches = sft_batches(shown, cfg.sft_batch, cfg.sft_steps, cfg.seed)
+    batches = sft_batches(demonstrations, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(how.bar(batches)):
         # Adam's first steps are its largest, so the rate rises over a tenth of the
         # steps; then it falls.
         rise = (i + 1) / max(1, cfg.sft_steps / 10)
         fall = (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
-        losses.append(sft_step(policy, optimizer, batch, cfg.micro_tokens, how)[0])
+        loss, _ = sft_step(policy, optimizer, batch, cfg.micro_tokens, how)
+        losses.append(loss)
         tokens += sum(e.reply_tokens for e in batch)
     return {"losses": losses, "tokens": tokens, **counts}
 
@@ -59,7 +60,8 @@ def sft(
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
     """An Episode spoken by the scripted expert, for SFT. ValueError if it fails.
 
-    It may be longer than the policy's context (select_demonstrations).
+    It is played as the policy's are, but what is said comes from env.expert_reply(). It
+    may be longer than the policy's context (select_demonstrations).
     """
     [player] = open_group(
         policy, lambda: env, seed, number=0, k=1, longest_prompt=UNLIMITED
@@ -72,7 +74,8 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
         end = policy.tokenizer.eos_token_id
     while episode.stop_reason == "":
         with end_on_failure(episode):
-            # A prompt that ends with <think> has already opened the expert's thought.
+            # A prompt that ends with <think> has already opened the expert's thought,
+            # so its tokens begin after that. (take_turn tells env the whole thought.)
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
@@ -91,8 +94,8 @@ def select_demonstrations(
     """(the demonstrations to show, how many there were and why some are left out).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
-    2. Those with a reply of more than max_tokens, which RL would cut, are left out as
-       well, unless that would leave none.
+    2. Those with a reply of more than max_tokens are left out as well, because RL cuts
+       such replies off; unless that would leave none.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
@@ -102,11 +105,12 @@ def select_demonstrations(
             "tokens; show shorter ones, or use --sft-steps 0"
         )
     short = [e for e in in_context if max(e.turn_lengths) <= max_tokens]
-    return (short or in_context), {
+    counts = {
         "demonstrations": len(episodes),
         "beyond_context": len(episodes) - len(in_context),
         "too_long": len(in_context) - len(short),
     }
+    return short or in_context, counts
 
 
 def sft_step(

@@ -25,10 +25,10 @@ if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":
 
 import settings
 from bookkeeping import failures, refusals
-from bookkeeping.again import evaluate_only
+from bookkeeping.again import evaluate_only, probe
 from bookkeeping.columns import log_columns
 from bookkeeping.pretrained import check_passes, load_checked, load_teacher
-from bookkeeping.run import healthy_values, open_run, passes_of_sft, probe_report
+from bookkeeping.run import healthy_values, open_run
 from chat import about, prompt_ids, read_template
 from evaluate import eval_sets
 from fast import logprobs, parallel
@@ -42,13 +42,14 @@ from sft import sft
 
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
-    run = open_run(cfg, user_flags)  # its folder; with --resume, it finds a checkpoint
-    cfg, policy, new_env, rollouts, teacher = prepare(cfg, user_flags)
+    # The folder comes first: with --resume, its settings become cfg's.
+    run = open_run(cfg, user_flags)
+    cfg, policy, env_at, rollouts, teacher = prepare(cfg, user_flags)
     how = replace(how_to_compute(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
     run.start(cfg, policy, optimizer, rollouts)  # loads the checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
-    evaluate = partial(evaluate_stage, cfg, run, policy, rollouts, new_env)
+    evaluate = partial(evaluate_stage, cfg, run, policy, rollouts, env_at)
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
@@ -56,19 +57,18 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # paused(): the sampler frees its memory meanwhile. learning(): gradients are
         # on, and their memory is freed at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
-            tasks = partial(new_env, cfg.difficulty)
-            result = sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
+            new_env = partial(env_at, cfg.difficulty)
+            result = sft(policy, new_env, settings.sft_seeds(cfg), cfg, how)
         run.log_sft(result)
         # A warning, if RL's prompts are not written as those that SFT showed.
-        run.warn(refusals.prompt_warnings(policy, cfg, new_env))
+        run.warn(refusals.prompt_warnings(policy, cfg, env_at))
         run.save(policy, optimizer, how)  # a resumed run need not do SFT again
     if state.updates == 0:  # a fresh run, or one that was killed after SFT
         evaluate("after_sft")
     reference = run.reference(policy)  # what --kl compares with; None without --kl
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    # once, what healthy numbers look like
-    print(
+    print(  # once, how to read the lines that follow
         f"{healthy_values(cfg)}; …s + …s are the times to sample and to train\n"
         "signal, entropy and the other words: learn/glossary.md"
     )
@@ -87,7 +87,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         set_learning_rate(optimizer, lr)
         with rollouts.paused(), policy.learning():
             result = update(policy, optimizer, episodes, cfg, reference, how)
-            stats = log_columns(result, groups, policy, cfg, how)  # of the log
+            stats = log_columns(result, groups, policy, cfg, how)  # of metrics.jsonl
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
         run.log(groups, stats | {"lr": lr}, rollouts)
@@ -96,7 +96,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
         if last or run.checkpoint_due():
-            run.save(policy, optimizer, how, groups)  # two groups are kept as text
+            run.save(policy, optimizer, how, groups)  # and two groups, to be read
         run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
     evaluate("final")
     rollouts.close()
@@ -104,27 +104,47 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
 
 
 def prepare(cfg: Config, user_flags: set[str]):
-    """Load the model, get ready to play: (config, policy, new_env, rollouts, teacher).
+    """Load the model, get ready to play: (config, policy, env_at, rollouts, teacher).
 
-    The finished config has what depends on the model, such as the learning rate, and on
-    the free memory. new_env(level) makes an environment. One that is not ours is
-    guarded: if it raises or hangs, its episode fails and the run goes on. teacher: None
-    without --teacher.
+    env_at(level) makes an environment. One that is not ours is guarded: if it raises or
+    hangs, its episode fails and the run goes on. teacher: None without --teacher.
     """
     if cfg.break_:
         failures.put_in(cfg.break_)  # a mistake on purpose
+    cfg, policy, load = load_model(cfg, user_flags)
+    refusals.check(cfg)  # main has checked the flags, this checks what was filled in
+    env_at = partial(refusals.guarded, make_env, cfg)
+    # An update has to fit the memory, judging by the length of a first prompt.
+    env = env_at(cfg.difficulty)
+    opening = env.reset(settings.task_seeds(cfg, 0)[0])
+    prompt = prompt_ids(policy, opening, env.tools, env.think)
+    teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
+    turns = getattr(env, "max_turns", None)  # None: it does not say
+    # Do sampler and trainer agree? A mistake on purpose may be in one of them, and is
+    # not to be refused here.
+    if not cfg.break_:
+        check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
+    print(fit_memory(cfg, policy, len(prompt), turns), end="")  # sets cfg.micro_tokens
+    if cfg.gradient_checkpointing:
+        checkpoint_activations(policy)
+    seeds = partial(settings.task_seeds, cfg)
+    rollouts = open_rollouts(cfg, policy, load, env_at, task_seeds=seeds)
+    return cfg, policy, env_at, rollouts, teacher
 
-    # model: its name. reason: a line that says why this one (--model auto depends on
-    # the machine). to_fit: settings with which it fits the card. (broadcast: if there
-    # are several processes, all take what the first one found.)
+
+def load_model(cfg: Config, user_flags: set[str]):
+    """(the finished config, the policy, load). load() loads another copy of the policy.
+
+    What depends on the model, such as the learning rate, is filled in.
+    """
+    # The model's name, why this one (--model auto depends on the machine), and settings
+    # with which it fits the card. Of several processes, all take what the first found.
     choice = choose_model(*settings.model_request(cfg, user_flags))
     model, reason, to_fit = parallel.broadcast(choice)
     today = parallel.broadcast(cfg.today or date.today().isoformat())
-    # Load it. (With --async-rollouts the process that samples loads it, too.)
     lora = cfg.lora_rank, cfg.lora_alpha
     load = partial(load_checked, model, *lora, cfg.device, cfg.seed, today, cfg.dtype)
     policy = load()
-
     # Some chat templates write today's date. The run keeps it then, so that a resumed
     # run has the same prompts.
     dated = today if read_template(policy.tokenizer).dated else ""
@@ -134,29 +154,12 @@ def prepare(cfg: Config, user_flags: set[str]):
         f"{cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}, max_tokens "
         f"{cfg.max_tokens}\n{about(policy.tokenizer, today)}"
     )
-    refusals.check(cfg)  # main has checked the flags, this checks what was filled in
-    new_env = partial(refusals.guarded, make_env, cfg)
-    # An update has to fit the memory, judging by the length of a first prompt.
-    env = new_env(cfg.difficulty)
-    opening = env.reset(settings.task_seeds(cfg, 0)[0])
-    prompt = prompt_ids(policy, opening, env.tools, env.think)
-    teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
-    turns = getattr(env, "max_turns", None)  # None: it does not say
-    # Do sampler and trainer agree? (--break may make a mistake on purpose in one of
-    # them, for bookkeeping/doctor.py to find. It would be refused here.)
-    if not cfg.break_:
-        check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
-    line = fit_memory(cfg, policy, len(prompt), turns)  # may set cfg.micro_tokens
-    print(line, end="")
-    if cfg.gradient_checkpointing:
-        checkpoint_activations(policy)
-    seeds = partial(settings.task_seeds, cfg)
-    rollouts = open_rollouts(cfg, policy, load, new_env, task_seeds=seeds)
-    return cfg, policy, new_env, rollouts, teacher
+    return cfg, policy, load
 
 
 def how_to_compute(cfg: Config, policy: Policy) -> How:
-    """The faster way of fast/, or the chapters' own with --plain; in all processes."""
+    """The faster way of fast/, or with --plain the chapters' own. In both, the work is
+    split over the processes."""
     how = replace(PLAIN, deal=parallel.shard, add_up=parallel.add_up)
     if cfg.plain:
         return how
@@ -164,32 +167,14 @@ def how_to_compute(cfg: Config, policy: Policy) -> How:
     return replace(how, forward=logprobs.forward, shares_prompts=shares)
 
 
-def probe(cfg: Config, user_flags: set[str]) -> None:
-    """--probe: SFT, a first batch, and what GRPO could learn from it. Saves nothing."""
-    cfg, policy, new_env, rollouts, _ = prepare(cfg, user_flags)
-    how = how_to_compute(cfg, policy)
-    with rollouts.paused(), policy.learning():
-        tasks = partial(new_env, cfg.difficulty)
-        shown = sft(policy, tasks, settings.sft_seeds(cfg), cfg, how)
-    # Development tasks: if the tasks come from a small file, SFT may already have shown
-    # every training task.
-    unseen = settings.seeds_from(cfg, settings.DEV_SEEDS, cfg.num_tasks)
-    rollouts.task_seeds = lambda update: unseen
-    level = settings.levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
-    groups = rollouts.batch(0, level)
-    compute_advantages(groups, cfg)
-    print(passes_of_sft(shown, cfg), *probe_report(groups, cfg), sep="\n")
-    rollouts.close()
-
-
-def evaluate_stage(cfg: Config, run, policy, rollouts, new_env, stage: str) -> None:
+def evaluate_stage(cfg: Config, run, policy, rollouts, env_at, stage: str) -> None:
     """Play the development tasks greedily; stage: before, after_sft, train or final."""
     with run.clock("eval"):
         seeds = settings.dev_seeds(cfg)
-        sets = eval_sets(cfg, new_env)  # {name: (is it trained on?, new_env)}
+        sets = eval_sets(cfg, env_at)  # {name: (is it trained on?, new_env)}
         bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
-        for tasks, (trained, new_task) in bar:
-            groups = rollouts.greedy(new_task, seeds, update=run.state.updates)
+        for tasks, (trained, new_env) in bar:
+            groups = rollouts.greedy(new_env, seeds, update=run.state.updates)
             run.log_evaluation(policy, groups, tasks, trained, stage)  # [n][1]
         run.look_at_evaluations()
 
@@ -213,7 +198,8 @@ def main() -> None:
             refusals.warn_unread_flags(cfg, user_flags)
             refusals.preflight(cfg)
         if cfg.probe and not cfg.resume:
-            probe(cfg, user_flags)
+            prepared = prepare(cfg, user_flags)
+            probe(*prepared, how_to_compute(*prepared[:2]))
         else:
             train(cfg, user_flags)
         parallel.stop()

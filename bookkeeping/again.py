@@ -1,8 +1,11 @@
-"""train.py --eval-only: judge the checkpoint in a run folder, beside its base.
+"""What train.py does in place of a run: --eval-only after one, and --probe before one.
 
-Greedy and sampled, with the adapter and without, on development tasks, or once, for a final table,
-on held-out ones. Other rules (`--set`, `--max-tokens`) give a set of tasks another name, so that
-it is not compared with the run's own.
+--eval-only judges the checkpoint in a run folder, beside its base. Greedy and sampled, with the
+adapter and without, on development tasks, or once, for a final table, on held-out ones. Other
+rules (`--set`, `--max-tokens`) give a set of tasks another name, so that it is not compared with
+the run's own.
+
+--probe (at the end) plays a first batch and says what GRPO could learn from it.
 
 Run me: `python train.py --eval-only runs/NAME`.
 """
@@ -15,12 +18,14 @@ from bookkeeping import folder as run_folder
 from bookkeeping import records, report, tables
 from bookkeeping.pretrained import load_checked
 from bookkeeping.refusals import check, guarded, preflight, warn_unread_flags
-from bookkeeping.run import record_evaluation
+from bookkeeping.run import passes_of_sft, probe_report, record_evaluation
 from evaluate import HELD_OUT_SEEDS, eval_sets
 from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import choose_model
-from settings import DEV_SEEDS, Config, make_env, seeds_from, settable
+from grpo import compute_advantages
+from settings import DEV_SEEDS, Config, levels_of, make_env, seeds_from, settable, sft_seeds
+from sft import sft
 
 # The name of a set of tasks already says these settings (settings.eval_sets):
 IN_NAME = (
@@ -167,3 +172,22 @@ def rules_of(cfg: Config) -> dict:
     # Only letters has another reward to choose.
     rules = {"max_tokens": cfg.max_tokens, "reward": getattr(env, "reward_kind", None)}
     return rules | {name: getattr(env, name) for name in own}
+
+
+# ------------------------------------------------------------------------------------ --probe
+def probe(cfg, policy, env_at, rollouts, teacher, how) -> None:
+    """SFT, a first batch, and what GRPO could learn from it. Saves nothing.
+
+    It is given what train.prepare returns, and how an update is computed.
+    """
+    with rollouts.paused(), policy.learning():
+        new_env = partial(env_at, cfg.difficulty)
+        shown = sft(policy, new_env, sft_seeds(cfg), cfg, how)
+    # Development tasks: if the tasks come from a small file, SFT may already have shown
+    # every training task.
+    unseen = seeds_from(cfg, DEV_SEEDS, cfg.num_tasks)
+    rollouts.task_seeds = lambda update: unseen
+    groups = rollouts.batch(0, levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
+    compute_advantages(groups, cfg)
+    print(passes_of_sft(shown, cfg), *probe_report(groups, cfg), sep="\n")
+    rollouts.close()

@@ -220,22 +220,20 @@ def difference(
     return less(*(scores(arms[name], measure, how, world) for name in (a, b)), level)
 
 
-def beside(ours: str, rows: list[dict]) -> list[dict]:
+def beside(ours: str, rows: list[dict], measure: str = "exact") -> list[dict]:
     """Each row with `ours` minus it and p, greedy and sampled.
 
     p is corrected by Holm over the rows that were played so.
     """
     for how in WAYS:
         played = [row for row in rows if how in next(iter(row["seeds"][0]["held_out"].values()))]
-        of = {row["name"]: np.array(scores(row, how=how)) for row in played}
+        of = {row["name"]: np.array(scores(row, measure, how)) for row in played}
         found = {
             name: compare.differ(of[ours], theirs) for name, theirs in of.items() if name != ours
         }
         p = dict(zip(found, map(compare.small, compare.holm([p for _, p, _ in found.values()]))))
-        text = {
-            name: f"{interval.within(-1.0, 1.0).points()}, p {p[name]}"
-            for name, (interval, *_) in found.items()
-        }
+        told = lambda x: x.within(-1.0, 1.0).points() if measure == "exact" else x.signed()
+        text = {name: f"{told(gain)}, p {p[name]}" for name, (gain, *_) in found.items()}
         rows = [row | {how: text.get(row["name"], "")} for row in rows]
     return rows
 
@@ -423,7 +421,7 @@ TABLES: dict[str, Callable[[], str]] = {
         stages(
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
-            sft_states="more steps on these, as many tokens as RL",
+            sft_states="the same demonstrations for as long as RL",
             rft="the warm-up's own right answers, drawn once and imitated",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
@@ -550,6 +548,23 @@ TABLES: dict[str, Callable[[], str]] = {
             "sampled": exact("sampled"),
             "GRPO minus this, sampled": gain("tier7", how="sampled"),
             "work": work,
+        },
+    ),
+    "why_swarm": lambda: made(  # is it the comparison, or would keeping the good episodes do?
+        beside(
+            "grpo",
+            arms("why_swarm", "start", "cloning", "cloning_again", "reinforce", "grpo"),
+            "reward",
+        ),
+        {
+            "swarm, medium, 3 seeds": "{what}",
+            "rate": rate,
+            "reward, greedy": bold(reward()),
+            "GRPO minus this, greedy": "{greedy}",
+            "reward, sampled": bold(reward("sampled")),
+            "GRPO minus this, sampled": "{sampled}",
+            "turns lost to errors, sampled, %": mean("error_rate", ".1f", "sampled", 100),
+            "thousand tokens sampled, trained on": tokens,
         },
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten

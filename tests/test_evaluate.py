@@ -8,8 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 import metrics
-import train
-from bookkeeping import tables
+from bookkeeping import again, tables
 from bookkeeping.again import print_results
 from bookkeeping.records import lines, save_episodes
 from bookkeeping.run import passes_of_sft, probe_report, record_evaluation
@@ -178,15 +177,13 @@ def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypa
     cfg = Config(num_tasks=3, eval_n=5, sft_steps=50, sft_batch=8, difficulty=2)
     shown = {"demonstrations": 11, "beyond_context": 0, "too_long": 0}
     made_up = {
-        "prepare": lambda *_: (cfg, MagicMock(), print, rollouts, None),
-        "how_to_compute": lambda *_: None,
         "sft": lambda *_: shown,
         "compute_advantages": lambda *_: None,
         "probe_report": lambda seeds, cfg: seeds,
     }
     for name, stand_in in made_up.items():
-        monkeypatch.setattr(train, name, stand_in)
-    train.probe(cfg, set())
+        monkeypatch.setattr(again, name, stand_in)
+    again.probe(cfg, MagicMock(), print, rollouts, None, None)
     warning, *seeds = capsys.readouterr().out.splitlines()
     assert "36.4 passes over 11 demonstrations: it may know them by heart" in warning
     assert [int(seed) for seed in seeds] == dev_seeds(cfg)[:3]
