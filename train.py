@@ -78,10 +78,12 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # (level: how hard the tasks are. It changes only with --curriculum.)
         groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
-        # 2 compare: how much better was each episode than the others of its group?
-        compute_advantages(groups, cfg)  # Episode.advantages, one per sampled token
-        if teacher:  # in their place: log p of --teacher minus log p of the policy
+        # 2 compare: how much better was each episode than the others of its group? Sets
+        # Episode.advantages, one per sampled token.
+        if teacher:  # instead: how much likelier does --teacher find each token?
             learn_from_teacher(teacher, groups, cfg, how)
+        else:
+            compute_advantages(groups, cfg)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         lr = settings.learning_rate(cfg, state.updates)
         set_learning_rate(optimizer, lr)

@@ -275,18 +275,23 @@ def with_slope(function):
     return both
 
 
+def unwritten():
+    """Nothing but a docstring, as each function of learn/exercises.py at first."""
+
+
 def verdict(name: str, function) -> str:
     """'right', 'not done yet', or 'not yet: …' with the first input on which it differs."""
+    code = getattr(function, "__code__", None)
+    if code and code.co_code == unwritten.__code__.co_code:
+        return "not done yet"
     yours, real = function, REAL[name]
     if name in WITH_SLOPE:
         yours, real = with_slope(yours), with_slope(real)
-    for number, case in enumerate(cases()[name]):
+    for case in cases()[name]:
         words = zip(inspect.signature(function).parameters, case)
         call = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
         expected = real(*copy.deepcopy(case))  # copies: a reader's function may change what it gets
         try:
-            if number == 0 and function(*copy.deepcopy(case)) is None:
-                return "not done yet"
             found = yours(*copy.deepcopy(case))
         except Exception as error:
             message = " ".join(str(error).split())[:200]

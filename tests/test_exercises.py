@@ -99,6 +99,7 @@ MISTAKES = [
     ("k3", lambda now, reference: now - reference),
     ("wilson", lambda x, n: REAL["wilson"](x + 1, n + 2)),
     ("wilson", lambda x, n: x / n),
+    ("wilson", lambda x, n: print(x / n)),  # it was forgotten to return it
     ("expect", lambda mean, var, spread, p, noise: p),
 ]
 
