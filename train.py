@@ -74,9 +74,9 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     )
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
-        # rollouts.batch gives the sampler the new weights, then calls rollout.play.
+        # rollouts.play gives the sampler the new weights, then calls rollout.play.
         # (level: how hard the tasks are. It changes only with --curriculum.)
-        groups = rollouts.batch(state.updates, state.level)  # [num_tasks][k]
+        groups = rollouts.play(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group? Sets
         # Episode.advantages, one per sampled token.
