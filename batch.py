@@ -25,7 +25,7 @@ from policy import Output
 class Batch:
     """Some episodes, right-padded, in the order given, with M sampled tokens in all.
 
-    Row n, position t is about token t+1, the causal shift:
+    Position t of a row is about token t+1 (the causal shift):
 
         position   0    1    2    3
         token      <u>  how  many <a>
@@ -80,15 +80,15 @@ def cut(
     [[1, 0], [2]]: two rows padded to 5, then one of 9. A single episode may be longer
     than max_tokens.
 
-    shared: a group's prompt is run once for all its rows, so it counts once, and each
-    row adds only what follows the prompt. A group is then cut only if it is too large
-    by itself, because each of its parts reads the prompt again. whole: a group is never
-    cut.
+    shared: a group's prompt is run once for all its rows. So it counts once, and each
+    row adds only what follows the prompt. Each part of a group reads the prompt again,
+    so a group is cut only if it is too large by itself. whole: a group is never cut.
     """
+    # Tokens of each episode's prompt, if it is shared, and of the rest.
     starts = [e.sampled.index(True) if shared else 0 for e in episodes]
     rests = [len(e.token_ids) - start for e, start in zip(episodes, starts)]
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
-    # {group: its longest episode, which comes last}
+    # {group: tokens of its longest episode}: the longest comes last, and is kept
     longest = {e.group: len(e.token_ids) for e in by_length}
 
     def tokens(rows: list[int]) -> int:
@@ -101,7 +101,7 @@ def cut(
     rows = sorted(range(len(episodes)), key=by_group)
     by_units = shared or whole
     units = groupby(rows, key=lambda n: episodes[n].group if by_units else n)
-    units = [list(unit) for _, unit in units]  # what stays together if it can
+    units = [list(unit) for _, unit in units]  # each stays together if it can
     together = pieces(units, lambda some: tokens(sum(some, [])), max_tokens)
     together = [sum(some, []) for some in together]
     if whole:
@@ -124,41 +124,42 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
 
 # ------------------------------------------------------ samples of another policy
 
+# The choices of --importance, which set_old_logprobs explains.
 IMPORTANCE = ("clip", "none", "token", "sequence", "token_mask", "sequence_mask")
 CAPPED = ("token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
-# The ratios that a mask lets through: IcePop's α and β (Ling team 2025, "Every Step
-# Evolves", arXiv 2510.18855); TRL 1.16's default.
+# The ratios that a mask lets through. token_mask: IcePop's α and β (Ling team 2025,
+# "Every Step Evolves", arXiv 2510.18855). sequence_mask: TRL 1.16's default.
 BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
 def set_old_logprobs(batch: Batch, output: Output, cfg) -> None:
-    """Set what the ratio divides by and what samples weigh, at a batch's first pass.
+    """Set old_logprobs and importance of a batch, at its first pass.
 
     If the policy that sampled is the one being trained, you can skip this: every ratio
     is 1, and all ways below are the same. But samples may also come from an older
     policy (--async-rollouts), or from the same weights computed in another way (vLLM in
-    bfloat16). --importance chooses how they are corrected:
+    bfloat16). --importance chooses how they are corrected. A token's probability was
+    p_sampler when it was sampled, and is p_start when this update starts:
 
-        clip       the ratio divides by the sampler's probability, and its clip cuts
-                   off what is too far away (Schulman 2017, eq. 7)
-        none       no correction: the ratio divides by the probability at this
-                   update's start
-        token      as none, but a token weighs min(start / sampler, CAP): truncated
-                   importance sampling (Espeholt et al. 2018, §4.1)
-        sequence   as token, with the ratio of the whole episode: unbiased up to the
-                   cap, and far noisier
+        clip       the loss's ratio divides by p_sampler, and the loss's clip cuts off
+                   what is too far away (Schulman 2017, eq. 7)
+        none       the loss's ratio divides by p_start: no correction
+        token      as none, but a token weighs min(p_start / p_sampler, CAP):
+                   truncated importance sampling (Espeholt et al. 2018, §4.1)
+        sequence   as token, with the probabilities of the whole episode: unbiased up
+                   to the cap, and far noisier
         token_mask, sequence_mask
-                   the weight is the ratio without a cap; a token or an episode whose
-                   ratio is outside BANDS weighs nothing
+                   the weight is p_start / p_sampler without a cap; a token or an
+                   episode for which that is outside BANDS weighs nothing
 
-    In all but clip, the clip bounds only this update's own steps (Hilton et al. 2022,
-    §3), and the weight is a constant. The default depends on the model and on
-    --async-rollouts; docs/hardware.md says what each did.
+    In all ways but the first, the loss's clip bounds only this update's own steps
+    (Hilton et al. 2022, §3), and the weight is a constant: it has no gradient. The
+    default depends on the model and on --async-rollouts; docs/hardware.md says what
+    each did.
 
-    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs, and
-    multiplies batch.weights by batch.importance, so that it counts in the gain and in
-    the KL.
+    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs. Multiplies
+    batch.weights by batch.importance, so that it counts in the gain and in the KL.
     """
     start = output.logprobs.detach()  # [M]
     batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
@@ -170,12 +171,12 @@ def set_old_logprobs(batch: Batch, output: Output, cfg) -> None:
 def importance_weights(
     level: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
 ) -> torch.Tensor:
-    """What each sampled token weighs, [M]: 1, min(π / π_sampler, cap), or a mask.
+    """What a sampled token weighs: 1, min(π / π_sampler, cap), or a masked ratio. [M]
 
-    log_ratio [M] is log π - log π_sampler, episode_of [M] says which episode a token is
-    in. level "token" takes the ratio of the token, "sequence" that of its whole episode
-    (Espeholt et al. 2018, §4.1). With "_mask" at the end, a ratio outside BANDS weighs
-    0. "clip" and "none" use no weights: each token counts 1.
+    log_ratio [M]: log π - log π_sampler. episode_of [M]: the episode a token is in.
+    level "token" takes the ratio of the token, "sequence" that of its whole episode
+    (Espeholt et al. 2018, §4.1). With "_mask" at the end there is no cap, and a ratio
+    outside BANDS weighs 0. With "clip" and "none" each token weighs 1.
     """
     if level in ("clip", "none"):
         return torch.ones_like(log_ratio)

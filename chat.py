@@ -3,12 +3,17 @@
     messages -> template -> text -> tokenizer -> token ids
 
 A chat template is a program that comes with a model and writes a conversation as one
-text. It silently decides whether RL can work: it may end a turn with a token that no
-config calls eos, open <think> itself, leave out tools, their results or the system
-message, or write the date. `read_template` finds this out by rendering test messages
-once, and `render` takes it into account. What a template leaves out is said in another
-way (`in_plain_words`), which is the same for SFT and RL. If that does not help, the
-conversation is refused.
+text. It silently decides whether RL can work. It may
+
+    end a turn with a token that no config calls eos (end of sequence)
+    open <think> itself
+    leave out tools, their results or the system message
+    write the date
+
+`read_template` renders test messages once to find out which of these a template does,
+and `render` takes it into account. What a template leaves out is said in another way
+(`in_plain_words`), the same for SFT and RL. If that does not help, the conversation is
+refused.
 
 Run me: `python chat.py FOLDER` reads a model's template; by default pico_base's.
 """
@@ -34,7 +39,7 @@ inside <tool_call></tool_call>:
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-# Stands for any message. Its quotes and line break show whether a template writes JSON.
+# A test message. Its quotes and line break change if a template writes it as JSON.
 MARK = 'a "mark"\nof two lines'
 A_TOOL = {
     "type": "function",
@@ -50,11 +55,12 @@ A_TOOL = {
 class Template:
     """What a chat template does."""
 
-    end: int | None  # the special token after a reply: it ends a turn, whatever eos is
-    # Is there no end token? In GLM's, the next message's header, <|user|>, ends a turn.
+    end: int | None  # the token that ends a turn, whatever eos is; None: there is none
+    # Is there no end token after a last reply? In GLM's template the next message's
+    # header, <|user|>, ends a turn.
     header: bool
     opens: str  # "<think>⏎" if the prompt opens the thought itself; else ""
-    # does it show tools and tool messages, with calls in our environments' form?
+    # does it show tools, tool messages, and calls in the form our environments read?
     tools: bool
     system: bool  # does it show system messages?
     dated: bool  # does it write the date?
@@ -67,9 +73,9 @@ QWEN = Template(None, False, "", tools=True, system=True, dated=False)
 def write(tokenizer, messages, tools=None, think=True, today="", prompt=True) -> str:
     """A conversation as the template writes it.
 
-    prompt: write up to where the policy speaks. today: YYYY-MM-DD, the date that the
-    template writes; "" is today's. Templates have two names for the switch that turns
-    thinking on, so both are passed.
+    prompt: go on to where the policy's next message begins. today: YYYY-MM-DD, the date
+    that the template writes; "" is today's. Templates have two names for the switch
+    that turns thinking on, so both are passed.
     """
     day = datetime.fromisoformat(today) if today else datetime.now()
     return tokenizer.apply_chat_template(
@@ -104,7 +110,8 @@ def render_marks(tokenizer, template: str) -> Template:
     last = end(text(ask, said("assistant"), prompt=False))  # after the last reply
     between = end(text(ask, said("assistant"), ask))  # after an earlier reply
     told = text(ask, said("assistant"), said("tool"), tools=[A_TOOL])
-    # The only form in which the environments read a call.
+    # The environments read calls in this form only. (MARK is the tool's message: the
+    # assistant's is taken out below.)
     needed = ("look_up", "<tool_call>", '"arguments"', MARK)
     return Template(
         end=between if last is None else last,
@@ -117,7 +124,7 @@ def render_marks(tokenizer, template: str) -> Template:
 
 
 def end_of_turn(tokenizer, behind: str) -> tuple[int, int | None]:
-    """(how many tokens end a turn, the last of them).
+    """How a turn ends: (how many tokens end it, the last of them).
 
     behind: what a template writes after a reply. '<|im_end|>⏎<|im_start|>user …' gives
     (1, the id of <|im_end|>); 'user: …' gives (0, None). The end token may follow a
@@ -150,8 +157,9 @@ def start_of_thought(tokenizer, think: bool) -> str:
 def without_start(reply: str, begun: str) -> str:
     """A whole reply, rewritten to continue a prompt that has begun the thought.
 
-    After "<think>⏎" (begun), "<think>⏎so 2⏎</think>⏎2" becomes "so 2⏎</think>⏎2". A
-    reply without a thought first closes the empty one: "2" becomes "⏎</think>⏎⏎2".
+    If the prompt ends with "<think>⏎" (begun), the reply "<think>⏎so 2⏎</think>⏎2"
+    becomes "so 2⏎</think>⏎2". A reply without a thought has to close the one that is
+    open: "2" becomes "⏎</think>⏎⏎2".
     """
     if not begun:
         return reply
@@ -210,15 +218,15 @@ def render(policy, messages: list[dict], tools, think: bool) -> str:
     """A conversation as the chat template writes it, up to where the policy speaks.
 
     Control tokens inside a message are broken up, so text stays text. tools: JSON
-    schemas, or None. If the template would leave something out, it is said in another
-    way (in_plain_words). Raises ValueError if the template refuses the
-    conversation, or still leaves something out: a policy must not play blind.
+    schemas, or None. What the template would leave out is said in another way
+    (in_plain_words). Raises ValueError if the template refuses the conversation, or
+    still leaves something out: a policy must not play blind.
     """
     tokenizer, template = policy.tokenizer, read_template(policy.tokenizer)
     added = tokenizer.added_tokens_decoder.values()
     control = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
-    # <think>, </tool_response>, …: a user's message may ask for <think>, but a tool's
-    # must not close its own </tool_response>.
+    # In a tool's message all markup is broken up, or it could close its own
+    # </tool_response>. A user's message may contain <think>, to ask for it.
     markup = {token.content for token in added} | control | {"</tool_response>"}
     unsafe = lambda m: markup if m["role"] == "tool" else control
     safe = [{**m, "content": broken_up(m["content"], unsafe(m))} for m in messages]
@@ -238,7 +246,8 @@ def render(policy, messages: list[dict], tools, think: bool) -> str:
             f"{whose} opens <think> also if told not to; leave --no-think out, "
             "or take another model"
         )
-    # The assistant's earlier thoughts may be left out: the policy has read them.
+    # The assistant's messages are not checked: a template may leave out its earlier
+    # thoughts, which the policy has read.
     shown = [m for m in safe if m["role"] != "assistant"]
     if lost := [m["role"] for m in shown if m["content"].strip() not in text]:
         raise ValueError(
@@ -276,8 +285,8 @@ def after_reply(
     """(end, rest): the ids that end a reply, and those from there to the next reply.
 
     The policy samples `end` itself, so usually only `rest` is appended. To find both,
-    the chat template writes a made-up conversation whose reply is a marker; what
-    follows the marker is kept. If the user says "And 2 + 2?" after the reply:
+    we let the chat template write a made-up conversation whose reply is a marker, and
+    keep what follows the marker. If the user says "And 2 + 2?" after the reply:
 
         template       end           rest
         Qwen3's        <|im_end|>    ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎
@@ -305,8 +314,8 @@ def after_reply(
 def ids_until_next_reply(policy, env, sample, new_messages: list[dict]) -> list[int]:
     """The token ids to append to a sampled reply, so that the policy can go on."""
     end, rest = after_reply(policy, new_messages, env.tools, env.think)
-    # GLM ends a turn with the header of the next speaker, whom the policy has to guess.
-    # After a wrong guess the right header is appended.
+    # GLM ends a turn with the header of the next speaker, so the policy has to guess
+    # who that is. After a wrong guess the right header is appended.
     if read_template(policy.tokenizer).header and end != sample.token_ids[-1:]:
         return end + rest
     return rest  # usually: the policy has sampled all of `end`

@@ -28,12 +28,13 @@ EnginDurgun: the last name starts at the first capital after position 0.
                ChenWei // new name!
                </combined_alphabetical_sorted>
 
-The reward is smooth: the similarity of two texts, raised to a power. A list in the
-wrong order still shares most of its characters with the right one, so names copied in
-the given order, with the new ones marked, have a similarity of 0.66. The power (8 in
-the public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it is. With
-`power_per_turn` the similarity of each turn is raised to the power, then averaged, so
-one good turn pays. Without it the average is raised, so only a good *episode* pays.
+The reward is smooth: the similarity of a list to the right one, raised to a power. A
+list in the wrong order still shares most of its characters with the right one. So names
+copied in the given order, with the new ones marked, have a similarity of 0.66. The
+power (8 in the public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it
+is. By default the average over the turns is raised to the power, so only a good
+*episode* pays. With `power_per_turn` each turn is raised, then they are averaged, so
+one good turn pays.
 
 The tasks and the scoring are those of Prime Intellect's alphabet-sort; the wording of
 the prompts and the names are ours. Where its rules leave a choice, we chose as follows.
@@ -54,9 +55,9 @@ from typing import ClassVar
 
 from env_letters import check_choice, is_one_block, split_thinking
 
-# A varied pool: 219 x 271 = 59,349 combinations. In FIRST and in LAST, at most two
-# names share their first two letters and no two share three, so a key of three letters
-# decides. With first letters alone, 70% of the lists of eight have a tie.
+# A varied pool: 219 x 271 = 59,349 combinations. In FIRST and in LAST no two names
+# share their first three letters, and at most two their first two, so a key of three
+# letters decides. With first letters alone, 70% of the lists of eight have a tie.
 FIRST = """
 Aaron Abena Adila Aiko Akira Alba Alejo Amara Amit Anika Antti Arash Arjun Asha Astrid
 Ayumi Azra Bahar Bao Beatriz Benny Bianca Bilal Bjorn Boris Brigid Bruna Callum Camila
@@ -105,10 +106,10 @@ FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 # as having no list. The longest right list has 6,000.
 MOST_ANSWER = 20_000
 # A block this much longer than twice the right list scores 0. Comparing it could take
-# seconds, and replies that slow down the reward could stop a training run. Its
-# similarity would be less than 2/3, and that to the 8th power is 0.04. The 500 leave
-# room for remarks in a short list. Among the blocks that are compared, the slowest we
-# found takes 0.2 s.
+# seconds, and replies that slow down the reward could stop a training run. This loses
+# little: its similarity would be less than 2/3, and that to the 8th power is 0.04. The
+# 500 leave room for remarks in a short list. Among the blocks that are compared, the
+# slowest we found takes 0.2 s.
 MOST_MORE = 500
 
 # How the scripted expert answers, and so what SFT teaches. Each gives the right list.
@@ -217,9 +218,9 @@ def write_reply(task: Task, turn: int, style: str) -> str:
 def score_turn(reply: str, expected: list[str], turn: int) -> float | None:
     """The similarity of one reply to what was expected; None if there is no block.
 
-    If there are several blocks, each must be strictly better than the one before: a
-    list of guesses is not an answer. If so, the last block's score counts; if not, the
-    score is 0. Never raises, whatever the reply.
+    If there are several blocks, the last one's score counts, but only if each is
+    strictly better than the one before. Otherwise the score is 0: a list of guesses is
+    not an answer. Never raises, whatever the reply.
     """
     last = None
     for block in find_blocks(reply, turn):
@@ -287,7 +288,7 @@ class Alphabet:
     min_names: int = 1  # new names per turn, at least
     max_names: int = 4
     similarity_power: float = 8.0  # the given order (similarity 0.66) earns 0.08
-    power_per_turn: bool = False  # raise each turn, then average; or raise the mean
+    power_per_turn: bool = False  # True: raise each turn, not the mean, to the power
     think: bool = True  # may the replies think before they answer?
     style: str = "states"  # how the expert answers, one of STYLES
     # Is each reply judged by the rewards from its turn on? Needs power_per_turn.

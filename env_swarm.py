@@ -24,22 +24,25 @@ which exploit.
 
 An observation says only what is new; the rest is as it was (swarm/view.py).
 
-Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each part in
-[0, 1]. In v0.1 it is 1.0 payoff + 0.6 reputation. (v0.1, v0.2 and "published" refer to
-the SWARM economy that docs/swarm.md links to.)
+v0.1, v0.2 and "published" refer to the SWARM economy that docs/swarm.md links to. In
+v0.2, the default, with each part in [0, 1],
+
+    reward = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity
+
+In v0.1 it is 1.0 payoff + 0.6 reputation. Two penalties can be set: for ending with a
+reputation below a floor, and for the share of turns lost to errors.
 
     payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources; the
                 share is a third of all bounties that the scenario will offer. So no
                 gain pays 0.5, a gain of one share pays 0.88, and a larger gain always
                 pays more. The published payoff stopped at 1.0, where there is nothing
                 left to learn; --set payoff_scale=published has a scale like it.
-    reputation  at the end, out of 100. Two penalties can be added: for ending below a
-                floor, and for the share of turns lost to errors.
-    quality     the mean of p, the probability that a deal was good (swarm/economy.py),
-                over the model's submissions and accepted trades, in both directions; 0
-                if there are none. It is the p with which the economy settles a deal:
-                --set proxy_noise= reads it off noisy signals, and --set gate=hard makes
-                it either 0 or 1.
+    reputation  at the end, out of 100.
+    quality     the mean of p, the probability that a deal was good (swarm/economy.py).
+                The deals are the model's submissions and accepted trades, in both
+                directions; 0 if there are none. This p is the one by which the economy
+                settles a deal: --set proxy_noise= reads it off noisy signals, and --set
+                gate=hard makes it either 0 or 1.
     diversity   Shannon entropy of the tools used with success, divided by its largest
                 possible value.
 
@@ -109,13 +112,13 @@ WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
     "0.1": {"payoff": 1.0, "reputation": 0.6, "quality": 0.0, "diversity": 0.0},
 }
-# How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
+# What a gain pays, in [0, 1]. share: a third of all bounties of the scenario.
 # The published formula is not known. We know that it normalises the total payoff, and
 # we know some episodes. After training, six of eight had a payoff of exactly 1, with 4
 # or 5 submissions each. Before training, episodes had about 0.5 with no submission and
-# about 0.7 with one or two (their rewards, 0.68 to 1.0, minus what the other parts can
-# have paid). So we chose a straight line from 0.5 at no gain to 1 at half the share
-# (about what five good submissions pay here), cut at 0 and 1.
+# about 0.7 with one or two. (These are their rewards, 0.68 to 1.0, minus what the
+# other parts can have paid.) So we chose a straight line, cut at 0 and 1. It is 0.5 at
+# no gain and 1 at half the share, which is about what five good submissions pay here.
 PAYOFFS = {
     "ours": lambda gain, share: 0.5 * (1 + math.tanh(gain / share)),
     "published": lambda gain, share: min(1.0, max(0.0, 0.5 + gain / share)),
@@ -146,22 +149,24 @@ class Swarm:
     difficulty: str = "medium"  # easy, medium, hard; mixed: the seed draws one of them
     version: str = "0.2"
     think: bool = True  # may the replies think before they call?
-    style: str = "expert"  # who plays for SFT to imitate, one of PLAYERS
+    style: str = "expert"  # the player that SFT imitates, one of PLAYERS
     # The weight of each part of the reward; None: the version's.
     payoff: float | None = None
     reputation: float | None = None
     quality: float | None = None
     diversity: float | None = None
-    floor: float = 50.0  # ending with a reputation below this costs …
-    floor_penalty: float = 0.0  # … this times (floor - reputation) / 100
+    # A final reputation below the floor costs
+    # floor_penalty · (floor - reputation) / 100.
+    floor: float = 50.0
+    floor_penalty: float = 0.0
     # Errors cost this, times the share of turns lost to them; train.py sets 0.5 for a
     # small model.
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
     text_ends: bool = False  # does a reply without a call end the episode?
-    # How the economy sees whether a deal is good, and pays for it.
-    proxy_noise: float = Economy.proxy_noise  # 0: it knows p
-    gate: str = Economy.gate  # one of GATES
+    # The noise of the signals that the economy reads p off; 0: it knows p.
+    proxy_noise: float = Economy.proxy_noise
+    gate: str = Economy.gate  # how it pays by p, one of GATES
     recalibrate: bool = False  # are noisy readings corrected by outcomes seen before?
     # Is an error charged only to its own turn and the turns before it?
     credit_per_turn: bool = False
@@ -324,14 +329,14 @@ class Swarm:
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
-            # turns with a call, pass_turn included; then only those with neither a pass
-            # nor an error
+            # turns with a call, pass_turn included
             "turns_used": sum(turn.calls > 0 for turn in self.log),
+            # turns with a call that was neither a pass nor an error
             "turns_acted": sum(self.used.values()) - self.used["pass_turn"],
             "truncated": float(cut and not self.ended),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
-            # share of turns; the published number is the share of episodes with errors
-            "error_rate": errors,
+            "error_rate": errors,  # share of turns
+            # its mean, the share of episodes with an error, is the published number
             "any_error": float(errors > 0),
             "self_proposal_errors": sum(turn.own_proposal for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),

@@ -1,24 +1,24 @@
 """How a policy is judged: greedily, on tasks that it never trained on.
 
 Two kinds of numbers come out of episodes, and they are not the same. An *evaluation*
-plays every task of a set once, greedily (always with the likeliest token). Its interval
-is over tasks, and two evaluations are compared task by task. A *training batch* is
-sampled (temperature 1) on a few tasks, different ones in every update. It is good to
-watch, but too noisy to draw conclusions from.
+plays every task of a set once, greedily: it always takes the likeliest token. Its
+interval is over tasks, and two evaluations are compared task by task. A *training
+batch* is sampled (temperature 1) on a few tasks, different ones in every update. It is
+good to watch, but too noisy to draw conclusions from.
 
-There are two sets. *Development* tasks are played before, during and after every run,
-and every choice (a setting, a moment to stop, a better loss) is based on them. But the
-best of ten numbers is biased upwards, so *held-out* tasks are kept apart: no run plays
-them, and no choice is based on them. `train.py --eval-only runs/NAME --held-out` plays
-them, once, for a table.
+There are two kinds of sets. *Development* tasks are played before, during and after
+every run, and every choice (a setting, a moment to stop, a better loss) is based on
+them. But the best of ten numbers is biased upwards, so *held-out* tasks are kept apart:
+no run plays them, and no choice is based on them. `train.py --eval-only runs/NAME
+--held-out` plays them, once, for a table.
 
-An episode whose environment failed has no reward. It is in no mean, but it is counted,
-and a comparison leaves its task out on both sides.
+An episode whose environment failed has no reward. It is left out of every mean, but it
+is counted. A comparison leaves its task out on both sides.
 
     evals.jsonl     {"update": 20, "stage": "train", "tasks": "tier 6", "reward": [1.0 …
     metrics.jsonl   {"update": 20, "reward": 0.41, "reward_low": 0.33, …}
 
-Run me: `python evaluate.py` evaluates pico_base on eight tasks and prints both.
+Run me: `python evaluate.py` plays a few tasks with pico_base and prints a line of both.
 """
 
 from collections.abc import Callable
@@ -30,9 +30,9 @@ import metrics
 from rollout import Episode
 from settings import Config, env_kind, env_name, levels_of, make_env
 
-# Only the final evaluation (--eval-only) and lab/study.py, which makes the final
-# tables, may use this constant (a test checks that). If any file could play these
-# tasks, they would not be held out for long.
+# The first held-out task. Only the final evaluation (--eval-only) and lab/study.py,
+# which makes the final tables, may use this number; a test checks that. If any file
+# could play these tasks, they would not be held out for long.
 HELD_OUT_SEEDS = 4_000_000_000
 EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
 
@@ -45,9 +45,9 @@ def eval_sets(
 ) -> dict[str, tuple]:
     """What is evaluated: {name of a set of tasks: (is it the trained level?, new_env)}.
 
-    The same name means the same tasks. env_at(level) -> an environment, by default
-    from make_env; new_env() -> one of the set's level. sweep: add swarm's other levels,
-    which take too long during a run.
+    The same name means the same tasks. new_env() makes an environment of the set's
+    level. It calls env_at(level), which by default is make_env. sweep: add swarm's
+    other levels, which take too long during a run.
     """
     env_at = env_at or partial(make_env, cfg)
     own, levels = cfg.difficulty, levels_of(cfg.env)
@@ -60,7 +60,7 @@ def eval_sets(
             level == own,
             partial(env_at, level),
         )
-        # cfg's own level comes last if it is in no curriculum, like swarm's mixed
+        # cfg's own level may be in no curriculum, like swarm's mixed: it comes last
         for level in dict.fromkeys([*levels, own])
         if level in chosen
     }
@@ -141,18 +141,18 @@ def eval_line(
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
-    """A line of metrics.jsonl about one batch [G][k]: means over its episodes.
+    """A line of metrics.jsonl about one batch of G groups of k episodes, [G][k].
 
-    The reward's mean is over groups, with its interval. ValueError if all episodes
-    failed.
+    Most entries are means over episodes. The reward is the mean over groups, and has an
+    interval. ValueError if all episodes failed.
     """
     played = without_failed(groups)
     episodes = [e for g in played for e in g]
-    # Episodes of a group share a task and are not independent: the interval is over
-    # group means.
+    # Episodes of a group share a task, so they are not independent: the interval is
+    # over group means.
     reward = metrics.mean([sum(e.reward for e in g) / len(g) for g in played])
-    # How far apart the rewards of a group are. Partial credit brings them closer, and
-    # advantages divided by a small deviation are mostly noise (picoRL's diagnosis).
+    # How far apart the rewards of a group are. Partial credit brings them closer. Then
+    # advantages, divided by a small deviation, are mostly noise (picoRL's diagnosis).
     spread = np.mean([np.std([e.reward for e in g]) for g in played])
     average = lambda values: sum(values) / len(values)
     scores = {
@@ -160,7 +160,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
         for name, values in parts(episodes).items()
     }
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]
-    # what exact answers earned
+    # what exact answers earned on average
     paid = {"exact_reward": average(exact)} if exact else {}
     return {
         "reward": reward.mean,

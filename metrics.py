@@ -8,7 +8,7 @@ and fall to 44%, and called it a gain and a regression. But the 95% interval of 
 32 tasks reaches from 26% to 58%: all three may be estimates of the same number.
 
     proportion    a share, with Wilson's interval (1927). It is right even near 0% and
-                  100%, where ± is wrong
+                  100%, where the usual ± is wrong
     mean          the values alone choose the method, so that the same numbers get the
                   same interval everywhere:
                     all are 0 or 1: as proportion;
@@ -27,21 +27,24 @@ Neighbouring updates of a run resemble each other, so a bootstrap that shuffles 
 gives intervals that are too narrow. The following functions allow for that:
 
     level         the mean of consecutive updates
-    line, flat    their slope; is it surely near 0?
+    line, flat    the slope over updates; is it surely near 0?
     biggest_step  did the level change suddenly, and where?
     since_step    how many updates ago did it last change?
     distribution  mean, median, tails and peak in one sentence: a peak alone flatters
 
 bookkeeping/settled.py uses them to make decisions while a run trains.
 
-Do the intervals contain the truth in 95 of 100 cases? With 2 to 64 made-up values they
-do in 91 to 100; in 88 to 99 if successes are rare and whole groups of episodes succeed
-together. Wilson's does in 95 on average over true shares, and in 83 at worst. The
-bootstrap does in only 50 with 2 values and in 88 with 8, so it is used from 100 values
-on. Intervals of skewed values that are not between 0 and 1 (counts, seconds) do worse:
-88 to 93 for exponential ones. tests/test_metrics.py measures all of this. One weak spot
-is not measured there: 72 to 87 if one value in 200 is 0 and the others are near 1
-(n = 64 to 256).
+Do the intervals contain the truth in 95 of 100 cases? They do in
+
+    91 to 100    with 2 to 64 made-up values
+    88 to 99     if successes are rare and whole groups of episodes succeed together
+    95, 83       Wilson's, on average over true shares and at worst
+    50, 88       the bootstrap's, with 2 values and with 8: so it is used from 100 on
+    88 to 93     with exponential values, which are skewed and not between 0 and 1, as
+                 counts or seconds are
+
+tests/test_metrics.py measures all of this. One weak spot is not measured there:
+72 to 87 if one value in 200 is 0 and the others are near 1 (n = 64 to 256).
 
 No interval of a mean has width 0. If all n values are equal, a share of up to
 3.84 / (n + 3.84) of the unseen values may still differ (Wilson's bound; compare the
@@ -56,8 +59,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-# scipy is imported inside the functions that need it, so that the doctor for others'
-# logs works without it.
+# scipy is imported inside the functions that need it, so that bookkeeping/doctor.py can
+# check the logs of other tools without it.
 
 NAN = float("nan")
 
@@ -110,7 +113,7 @@ def proportion(successes: float, n: int) -> Interval:
 
 
 FEW = 100  # with fewer values, bootstrap intervals miss the truth too often
-Z2 = NormalDist().inv_cdf(0.975) ** 2
+Z2 = NormalDist().inv_cdf(0.975) ** 2  # 3.84
 
 
 def mean(values) -> Interval:
@@ -124,7 +127,7 @@ def mean(values) -> Interval:
     if n >= FEW or not are_shares(values) or is_constant(values):
         return of_any(values, (0.0, 1.0))
     middle = float(values.mean())
-    spread = values.var(ddof=1) / (middle * (1 - middle))  # of 0s and 1s it would be 1
+    spread = values.var(ddof=1) / (middle * (1 - middle))  # relative to 0s and 1s
     low, high = score_interval(middle, special.stdtrit(n - 1, 0.975) ** 2 * spread / n)
     return Interval(middle, low, high, n)
 
@@ -204,19 +207,20 @@ def slow_noise(residuals: np.ndarray, fitted: int) -> float:
     """How far slow noise can move an average: its deviation times Student's 97.5%.
 
     In an average over many updates fast noise cancels, but slow waves do not. So we
-    write the residuals as cosine waves (a DCT) and skip the first `fitted` waves, which
-    the fit has removed (1: a mean; 2: a mean and a slope, which looks much like the
-    slowest wave). Then we take the power of the next few. White noise has the same
-    power in all waves, so nothing changes. Autocorrelated noise has more power in the
-    slow ones, so the interval widens.
+    write the residuals as cosine waves (a DCT) and take the power of the slowest. The
+    first `fitted` waves are skipped, because the fit has removed them: one if it was a
+    mean, two if a mean and a slope, which looks much like the slowest wave. White noise
+    has the same power in all waves, so nothing changes. Autocorrelated noise has more
+    power in the slow ones, so the interval widens.
 
     This is the EWC (equal-weighted cosine) estimator of Lazarus, Lewis, Stock and
     Watson (2018, JBES 36(4), section 3), with their 0.4 n^(2/3) waves, but at least 8.
-    With all n-1 waves it is the textbook t-interval. On 1,000 made-up series of 100
-    updates with a correlation of 0.5, Newey-West's intervals of a slope (4 lags)
-    contain the truth in 85% of the cases, ours in 95%. The moving-block bootstrap's
-    intervals of a mean (blocks of 5) contain it in 87%, ours in 93%
-    (tests/test_metrics.py checks ours).
+    With all n-1 waves it would be the textbook t-interval.
+
+    On 1,000 made-up series of 100 updates with a correlation of 0.5, Newey-West's
+    intervals of a slope (4 lags) contain the truth in 85% of the cases, ours in 95%.
+    The moving-block bootstrap's intervals of a mean (blocks of 5) contain it in 87%,
+    ours in 93%. (tests/test_metrics.py checks ours.)
     """
     from scipy import fft, special
 
@@ -228,8 +232,8 @@ def slow_noise(residuals: np.ndarray, fitted: int) -> float:
 def level(values) -> Interval:
     """The mean of consecutive updates; its interval allows for autocorrelation.
 
-    A series that rises has no level, and gets a wide interval. So do two values
-    (Student's t with one degree of freedom). Shares get one between 0 and 1.
+    A series that rises has no level, and gets a wide interval. Two values get a wide
+    one, too: Student's t has one degree of freedom. Shares get one between 0 and 1.
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
@@ -279,8 +283,8 @@ def flat(
     last values are flat only if
 
     1. there are enough to judge: the 95% interval of their slope reaches at most 0.6
-       tolerances to each side. We take the first precise enough window of the last 30,
-       38, 48, … values (if the shortest is 30), so noisy values get long windows;
+       tolerances to each side. We try the last 30, 38, 48, … values (if `shortest` is
+       30) and take the first precise window, so noisy values get a long one;
     2. that whole interval lies within ±tolerance;
     3. the spread around the line is the same in both halves of the window (Levene's
        test with medians, p > 0.01).
@@ -303,16 +307,16 @@ def flat(
     return verdict, slope, residuals
 
 
-LEAST = 5  # values on either side of a step
-STEP = 4.0  # a step in the level is this many standard errors high (since_step: why)
+LEAST = 5  # fewest values on each side of a step
+STEP = 4.0  # a step in the level is higher than so many standard errors: see since_step
 
 
 def biggest_step(values: np.ndarray) -> tuple[float, int]:
     """The best split of the series in two, with at least LEAST values on each side.
 
     Returns (difference of the two means in standard errors, size of the left part). The
-    noise comes from differences of neighbours (von Neumann 1941), so that an old rise
-    cannot hide a fall.
+    noise is measured by differences of neighbours (von Neumann 1941), so that an old
+    rise cannot hide a fall.
     """
     n = len(values)
     if n < 2 * LEAST:
@@ -328,10 +332,10 @@ def biggest_step(values: np.ndarray) -> tuple[float, int]:
 def since_step(values: np.ndarray) -> int:
     """How many updates since the level last stepped; all, if it never did.
 
-    Cut at the biggest step if it is high enough, then look to the right of it: a test
-    like Worsley's (1979, JASA 74), in the spirit of ADWIN (Bifet and Gavaldà 2007).
-    High enough means 4 standard errors and not 2, because we take the best of all
-    splits, and do so again after every update. About one in ten flat runs of 200
+    We cut at the biggest step if it is high enough, and search again to the right of
+    it: a test like Worsley's (1979, JASA 74), in the spirit of ADWIN (Bifet and Gavaldà
+    2007). High enough means 4 standard errors and not 2, because we take the best of
+    all splits, and do so again after every update. About one in ten flat runs of 200
     updates is cut by mistake, and far more if neighbours are correlated.
     """
     height, left = biggest_step(values)

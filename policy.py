@@ -2,23 +2,23 @@
 
     W' = W + (alpha / rank) · B A     LoRA (Hu et al. 2021, §4.1)
 
-Only A [rank, in] and B [out, rank] learn.
+W is a matrix of the base model, and frozen. Only A [rank, in] and B [out, rank] learn.
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains
-every weight instead. Nothing edits the base in place: folding LoRA into bfloat16
-weights (writing W' over W) and out again at every update would lose bits each time.
-Code that needs folded weights folds a copy. The embedded `models/pico_base/`
-(`models/pico_swarm/` for swarm) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would:
-same classes, same files.
+every weight instead. The base is never edited in place: in bfloat16, folding LoRA in
+(writing W' over W) and out again at every update would lose bits each time. Code that
+needs folded weights folds a copy. The embedded `models/pico_base/` (for swarm
+`models/pico_swarm/`) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same
+classes, same files.
 
-The end of this file uses a policy the plain way: it computes how likely each token of a
-text is (`plain_forward`) and samples a text (`PlainSampler`). `How` says how an update
-is computed: by default PLAIN. train.py may pass in the faster way of fast/, which gives
-the same numbers.
+The second half of this file uses a policy the plain way: `plain_forward` computes how
+likely each token of a text is, and `PlainSampler` samples a text. `How` says how an
+update is computed, by default PLAIN. train.py may pass in the faster way of fast/,
+which gives the same numbers.
 
-Run me: `python policy.py` shows what LoRA adds to pico_base, one reply, and that a pass
-over the whole text finds its log-probs again. `python -m bridges.export merge runs/NAME
-out/` turns a trained run into a model of its own.
+Run me: `python policy.py` shows how many weights LoRA adds to pico_base, samples one
+reply, and finds its log-probs again in one pass over the whole text. `python -m
+bridges.export merge runs/NAME out/` turns a trained run into a model of its own.
 """
 
 import math
@@ -33,13 +33,13 @@ import torch
 from chat import read_template
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
-# trained further on tool calls, which made it worse at lists
+# pico_base, trained further on tool calls, which made it worse at lists
 PICO_SWARM = PICO.with_name("pico_swarm")
 # for strings of 80 to 150 letters (docs/letters.md)
 PICO_LONG = PICO.with_name("pico_long")
 # a real chat model, 134.5M parameters: `make smollm2` puts it there
 SMOLLM2 = PICO.with_name("smollm2")
-# {name: path}: the names work from any folder
+# {name: path}: a name works in any working directory
 EMBEDDED = {p.name: str(p) for p in (PICO, PICO_SWARM, PICO_LONG, SMOLLM2)}
 
 
@@ -47,7 +47,7 @@ EMBEDDED = {p.name: str(p) for p in (PICO, PICO_SWARM, PICO_LONG, SMOLLM2)}
 class Policy:
     model: torch.nn.Module  # a PeftModel, or the bare causal LM when lora_rank == 0
     tokenizer: object
-    stop_ids: frozenset[int]  # a sampled reply ends with one of these
+    stop_ids: frozenset[int]  # each of these tokens ends a sampled reply
     name: str  # to display: the folder's name, or the hub id
     lora_rank: int  # 0: all weights learn
     device: torch.device
@@ -76,8 +76,8 @@ class Policy:
         """`with policy.learning():` around the optimizer steps of SFT and GRPO.
 
         The model stays in eval mode, without dropout, because we train on the
-        distribution that we sampled from. Only gradient checkpointing needs training
-        mode: transformers does it in no other. (A model with dropout is then refused.)
+        distribution that we sampled from. The exception is gradient checkpointing:
+        transformers needs training mode for it. A model with dropout is then refused.
         Afterwards the gradients are freed, so that sampling can use their memory.
         """
         self.model.train(self.checkpointing)
@@ -107,7 +107,7 @@ def copy_weights(policy: Policy) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def with_weights(policy: Policy, weights: dict[str, torch.Tensor]):
-    """A context: inside it the policy has these weights, say those of a reference."""
+    """Inside this context the policy has these weights, for example a reference's."""
     parameters = policy.trainable()
     own = {name: p.data for name, p in parameters.items()}
     try:
@@ -133,11 +133,14 @@ def load_policy(
 ) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA.
 
-    name: a folder, a hub id, or one of EMBEDDED. With rank 0 nothing is attached, and
-    all weights learn. device: "auto" is cuda if there is one, else cpu. today: the
-    date, for a template that writes it; "" is today's. bfloat16: compute in it, and
-    keep frozen weights in it. Weights that learn are always float32: an Adam step of
-    5e-6 is lost in bfloat16's 8 bits. (train.py has every model checked before use.)
+    name       a folder, a hub id, or one of EMBEDDED
+    lora_rank  0: nothing is attached, and all weights learn
+    device     "auto": cuda if there is one, else cpu
+    today      the date, for a chat template that writes it; "": today's
+    bfloat16   compute in it, and keep frozen weights in it. Weights that learn are
+               always float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits
+
+    train.py has every model checked before use (bookkeeping/pretrained.py).
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -191,18 +194,19 @@ def find_stops(tokenizer, model: torch.nn.Module) -> frozenset[int]:
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(min(ends))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    # What the template writes after a reply ends a turn, whatever the configs call eos
-    # (Qwen2.5's base models: <|im_end|> in the template, <|endoftext|> in the configs).
+    # The token that the template writes after a reply ends a turn, too. The configs may
+    # name another: Qwen2.5's base models have <|im_end|> in the template, <|endoftext|>
+    # in the configs.
     ends |= {read_template(tokenizer).end} - {None}
     return frozenset(ends)
 
 
 def rope_switch(config) -> int | None:
-    """The number of tokens beyond which RoPE rotates *all* of them differently.
+    """The length, in tokens, beyond which *all* tokens of a text are read differently.
 
-    Two kinds of RoPE (the position encoding), longrope and dynamic, look at the length
-    of the whole text. Once a text is longer than this, its earlier tokens are no longer
-    read as they were when they were sampled.
+    None for most models. But two kinds of RoPE (the position encoding), longrope and
+    dynamic, look at the length of the whole text. Once it is longer than this, its
+    earlier tokens are no longer read as they were when they were sampled.
     """
     text = config.get_text_config()
     ropes = getattr(text, "rope_parameters", None) or {}
@@ -218,13 +222,13 @@ def rope_switch(config) -> int | None:
 def lora_config(config, rank: int, alpha: int):
     """peft's config of LoRA: on every linear layer but the output.
 
-    In a mixture of experts, on attention only: adapters of rank 32 on all 128 experts
-    of a 30B model would be 2 billion parameters.
+    In a mixture of experts LoRA is on attention only, because adapters of rank 32 on
+    all 128 experts of a 30B model would be 2 billion parameters.
     """
     from peft import LoraConfig
 
     counts = ("num_experts", "num_local_experts")  # Qwen's name, and Mixtral's
-    text = config.get_text_config()  # of a model with vision, the part that reads text
+    text = config.get_text_config()  # the part that reads text, if there is vision
     experts = any(getattr(text, name, None) for name in counts)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
     return LoraConfig(
@@ -242,8 +246,8 @@ class Output:
     logprobs: torch.Tensor  # [M], differentiable
     # For the log. It has no gradient, so in a loss it would teach nothing.
     entropy_for_log: torch.Tensor  # [M]
-    # For losses, with gradients. A fast forward pass has them only if it is asked for
-    # logits (grpo.Loss.needs_logits).
+    # The next three are for losses, and have gradients. A fast forward pass returns
+    # them only if it is asked for logits (grpo.Loss.needs_logits).
     entropy: torch.Tensor | None = None  # [M]
     logits: torch.Tensor | None = None  # [M, V]
     hidden: torch.Tensor | None = None  # [M, D], what the logits are computed from
@@ -252,11 +256,11 @@ class Output:
 def plain_forward(
     policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0, logits=True
 ) -> Output:
-    """The log-prob of every masked token, the entropy of its choice, and the logits.
+    """The log-prob of every token that the mask picks, with entropy and logits.
 
     ids [N, T], right-padded. mask [N, T-1]: mask[:, t] picks token t+1, which position
-    t predicts. M = mask.sum(), row after row. All of it is differentiable, so you can
-    build any loss from it.
+    t predicts. It picks M = mask.sum() tokens, row after row. All but entropy_for_log
+    is differentiable, so you can build any loss from it.
     """
     hidden, logits = hidden_and_logits(policy, ids, mask)  # [M, D], [M, V]
     z = logits / temperature
@@ -265,7 +269,7 @@ def plain_forward(
 
 
 def hidden_and_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor):
-    """What the head reads and writes where it predicts a masked token.
+    """Input and output of the head, the last layer, where it predicts a picked token.
 
     Hidden states [M, D] and logits [M, V], float32. The head is given the hidden states
     of these M positions only. The logits of all positions would be N·T·V numbers, and V
@@ -304,12 +308,12 @@ class How:
     The defaults are for one process and plain torch; train.py hands in faster ones.
     """
 
-    # (policy, ids, mask, temperature, logits: are they needed?) -> Output
+    # (policy, ids, mask, temperature, logits) -> Output; logits: are they needed?
     forward: Callable[..., Output] = plain_forward
     shares_prompts: bool = False  # does forward run a prompt once for all its rows?
-    # If there are several processes: `deal` picks this one's share of the episodes, and
-    # `add_up` sums everybody's gradients, and their losses.
+    # With several processes: picks this process's share of the episodes.
     deal: Callable[[list], list] = lambda episodes: episodes
+    # With several processes: sums their gradients in place; returns the summed loss.
     add_up: Callable[[Iterable, float], float] = lambda parameters, loss: loss
     # A progress bar around the steps of SFT.
     bar: Callable[[list], Iterable] = lambda steps: steps
@@ -325,10 +329,10 @@ MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the polic
 def take_step(
     policy: Policy, optimizer, loss: float, how: How = PLAIN
 ) -> tuple[float, float]:
-    """One optimizer step: (loss, norm of the gradient before it is clipped).
+    """One optimizer step; returns (loss, norm of the gradient before it is clipped).
 
-    Several processes add up their losses and gradients first; `loss` is that of this
-    process. Raises FloatingPointError before the step if loss or norm is not finite.
+    `loss` is that of this process. Several processes first add up their losses and
+    gradients. Raises FloatingPointError before the step if loss or norm is not finite.
     """
     parameters = list(policy.trainable().values())
     loss = how.add_up(parameters, loss)
@@ -348,10 +352,10 @@ def take_step(
 @dataclass
 class Sample:
     token_ids: list[int]  # the end-of-turn token included, if it came
-    # of each token, in nats, as it was drawn (temperature included)
+    # of each token, in nats, in the distribution it was drawn from (with temperature)
     logprobs: list[float]
     finished: bool  # False: max_tokens came before the end-of-turn token
-    cache: object = None  # keys and values of all but its last token, if they were kept
+    cache: object = None  # keys and values of all tokens but the last, if kept
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
@@ -366,7 +370,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
     else:
         cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 up to rounding
         total = cdf[:, -1:]
-        # in case a uniform rounds to 1
+        # the largest number below the total, in case a uniform rounds to 1
         inside = torch.nextafter(total, torch.zeros_like(total))
         target = torch.minimum(uniform[:, None] * total, inside)
         tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
@@ -378,11 +382,10 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
 class PlainSampler:
     """Samples one reply after another, and reads the whole text again for each token.
 
-    fast/sampler.py's TorchSampler does the same with tricks: the same seeds give the
-    same tokens.
+    TorchSampler in fast/sampler.py is faster; the same seeds give the same tokens.
     """
 
-    asleep = nullcontext  # nothing to give back while the trainer works
+    asleep = nullcontext  # it holds no memory that the trainer could use
 
     def __init__(self, policy: Policy):
         self.policy, self.version = policy, 0
@@ -396,7 +399,8 @@ class PlainSampler:
     ):
         """k samples of each prompt, [len(prompts)][k].
 
-        seeds[g][i] is for sample i of prompt g.
+        seeds[g][i] is for sample i of prompt g. caches and keep are for faster
+        samplers; this one ignores them.
         """
         return [
             [self.reply(prompt, max_tokens, temperature, seed) for seed in row[:k]]

@@ -32,22 +32,23 @@ MODELS = Path(__file__).resolve().parent / "models"  # the embedded models
 class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
-    # seed, swarm-published, alphabet-published: the settings of a run (PRESETS)
+    # the settings of a published run, from PRESETS: seed, swarm-published or
+    # alphabet-published
     preset: str = ""
-    # make a mistake on purpose and see what it looks like (the page FAILURES.md)
+    # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
 
-    # letters, alphabet, swarm; your own class as FILE.py:CLASS; known tasks
-    # (docs/tasks.md) as jsonl:FILE or reasoning_gym:NAME
+    # letters, alphabet or swarm; FILE.py:CLASS is a class of yours; jsonl:FILE and
+    # reasoning_gym:NAME are known tasks (docs/tasks.md)
     env: str = "letters"
     think: bool = True  # may the policy think before it answers?
     # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 to count); swarm: easy,
     # medium, hard, or mixed; yours: one of its levels, by default the last
     difficulty: int | str | None = None
-    # start at the easiest level and go up to --difficulty; the next level begins when
-    # results on this one are surely good enough (letters: 75% exact; swarm: a reward of
-    # 1), which takes longer if they are noisy (bookkeeping/settled.py)
+    # start at the easiest level and go up to --difficulty. The next level begins when
+    # results on this one are surely good enough: 75% exact in letters, a reward of 1 in
+    # swarm. Noisy results take longer (bookkeeping/settled.py)
     curriculum: bool = False
     # letters: binary pays only exact answers; partial pays every right letter
     reward: str = "binary"
@@ -71,19 +72,19 @@ class Config:
     plain: bool = False
     # YYYY-MM-DD, for a chat template that writes the date; a run keeps its first day
     today: str = ""
-    # share of the card's memory that vLLM takes; by what the replies of an update need
+    # share of the card's memory for vLLM; by default what the replies of an update need
     vllm_memory: float | None = None
     # a seed per request, so no sample depends on another; may be slow on CUDA
     vllm_seeds: bool = True
-    # vLLM may sleep while the trainer works, if an update does not fit beside it: lends
-    # it memory, costs seconds
+    # if an update does not fit beside vLLM, vLLM sleeps while the trainer works: this
+    # lends the trainer memory, and costs seconds
     vllm_sleep: bool = True
     # vLLM compiles nothing and captures no CUDA graphs: it starts sooner and samples
-    # slower; a mistake that this takes away lies there
+    # slower. A mistake that goes away with it lies in what was compiled or captured
     vllm_eager: bool = False
     threads: int = 0  # CPU threads; 0: as many as there are free cores
-    # on a CPU: float32, or bfloat16, in which a wide model's products are faster on a
-    # processor that has them (docs/hardware.md). A card chooses by itself
+    # on a CPU: float32, or bfloat16 for a wide model, which is faster if the processor
+    # multiplies in bfloat16 (docs/hardware.md). On a card the choice is automatic
     dtype: str = "float32"
     # SFT
 
@@ -97,20 +98,19 @@ class Config:
 
     # batches that GRPO samples and trains on; by model size and environment
     updates: int | None = None
-    # end before --updates, once so many tokens were sampled: arms of a comparison then
-    # have seen equally many; 0: no limit
+    # end before --updates once so many tokens were sampled, so that the arms of a
+    # comparison sample equally many; 0: no limit
     sampled_tokens: int = 0
-    # after --updates, go on until the training reward has settled
-    # (bookkeeping/settled.py), at most to --max-updates; the learning rate stays at its
-    # last value
+    # after --updates, go on until the training reward has settled (see
+    # bookkeeping/settled.py), but not beyond --max-updates. The learning rate stays at
+    # its last value
     until_converged: bool = False
     stop_when_settled: bool = False  # stop before --updates if it has settled already
     max_updates: int = 400  # the most updates of a run with --until-converged
     num_tasks: int | None = None  # groups per update; by environment
     # samples per group: more of them find a rare good answer more often; by model size
     k: int | None = None
-    # reinforce, grpo, dr_grpo, dapo, gspo, cispo, maxrl or dppo: side by side in
-    # grpo.py
+    # reinforce, grpo, dr_grpo, dapo, gspo, cispo, maxrl or dppo (grpo.LOSSES)
     loss: str = "grpo"
     # what a reward is compared with: group, batch or none; best: the best quarter of a
     # group count 1, all others 0
@@ -128,7 +128,7 @@ class Config:
     teacher: str = ""
     # weight of the KL to the policy after SFT; 0 needs no reference at all
     kl: float = 0.0
-    # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
+    # optimizer steps per batch; above 1 the importance ratio leaves 1 and is clipped
     epochs: int = 1
     # for sampling *and* for the trained log-probs: both use the same distribution
     temperature: float = 1.0
@@ -139,12 +139,12 @@ class Config:
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
-    # with --async-rollouts 1: the second process never waits, so that the lag is what
-    # speed makes it, and batches more than so many updates old are dropped. No such run
-    # can be repeated to the bit. 0: the lag is fixed
+    # 0: the lag of --async-rollouts is fixed. Above 0, with --async-rollouts 1: the
+    # second process never waits, and batches more than so many updates old are dropped.
+    # The lag depends on speed then, so no such run can be repeated to the bit
     max_staleness: int = 0
-    # updates for which the sampler keeps its weights. 1 is online; a fifth of --updates
-    # samples in five rounds (STaR); all of --updates, from the start alone (RFT, if
+    # the sampler gets new weights every so many updates. 1: online. A fifth of all
+    # updates: five rounds (STaR). As many as all: it keeps its first weights (RFT, if
     # also --loss reinforce --baseline none --importance none)
     sync_every: int = 1
     # padded tokens per forward pass: changes memory use, never the gradient; by free
@@ -156,11 +156,11 @@ class Config:
     # evaluation: fixed development tasks, which nothing is trained on, greedy
     eval_n: int | None = None  # tasks per set; 32 would give an interval 33 points wide
     eval_every: int = 20  # updates from one evaluation to the next
-    # letters: tiers 3, 5 and 6 as well; yours: its other levels; swarm: also, but only
-    # with --eval-only
+    # evaluate other levels, too: in letters tiers 3, 5 and 6; in a class of yours all;
+    # in swarm all, but only with --eval-only
     eval_other_tiers: bool = True
-    # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its
-    # name there
+    # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is the
+    # model's name there
     api_base: str = ""  # an OpenAI-compatible endpoint: https://HOST/v1
     api_concurrency: int = 8  # episodes at a time; the key is in OPENAI_API_KEY
     # run
@@ -168,13 +168,13 @@ class Config:
     name: str = ""  # of the run folder; empty: env, tier and time
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
-    # only evaluate the checkpoint in this run folder: on all levels (or the one of
-    # --difficulty), with its adapter and without, greedy and sampled
+    # only evaluate the checkpoint in this run folder, with its adapter and without,
+    # greedy and sampled. All levels are played, or the one of a typed --difficulty
     eval_only: str = ""
     # with --eval-only: tasks that no run has played, for a final table
     held_out: bool = False
     save_every: int = 10  # updates between checkpoints
-    # online if you are logged in, else into the run folder, to sync later
+    # log to wandb: online if you are logged in, else in the run folder, to sync later
     wandb: bool = True
 
 
@@ -199,10 +199,9 @@ SMALL = {
     "custom": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
-# For models of SmolLM2's size, on a CPU. With the rate and the updates of "known"
-# SmolLM2 learnt sums (docs/real.md), in replies of 16 tokens; the rest are guesses.
-# Replies are short because it does not think at length, and longer ones would take too
-# long.
+# The same for models of SmolLM2's size, on a CPU. SmolLM2 learnt sums with the rate and
+# the updates of "known", in replies of 16 tokens (docs/real.md). The rest are guesses.
+# Replies are short: it does not think at length, and longer ones would take too long.
 MEDIUM = {
     "letters": (1e-4, 60, 160),
     "alphabet": (1e-4, 40, 192),
@@ -217,36 +216,34 @@ RUN_HERE = (  # (up to so many parameters, settings, learning rate of SFT)
 # Large models: settings of published recipes for these sizes. We have not run them on a
 # card. prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…;
 # TRL: its page "LoRA Without Regret" (huggingface.co/docs/trl/lora_without_regret);
-# Tinker: tinker-cookbook.
+# Tinker: tinker-cookbook. Warm-up and decay of the rate are as for small models.
+# (prime-rl's linear schedule has 10 steps of warm-up, Tinker's loop none.)
 RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
-    # ten times the 3e-6 at which prime-rl trains all weights of a 0.6B (reverse-text);
-    # TRL trains that model's LoRA at 5e-5, as prime-rl's own test does, both with
-    # alpha 32
+    # ten times the 3e-6 at which prime-rl trains all weights of a 0.6B (reverse-text).
+    # For LoRA on that model TRL and prime-rl's own test have 5e-5, both with alpha 32
     (1e9, 3e-5),
-    # prime-rl's LoRA 32/64 on Qwen3-4B (alphabet-sort, wiki-search); TRL's on a 3B;
-    # Tinker's is 4e-5 on an 8B (recipes/rl_loop.py), with alpha 32 and 16 times our
-    # batch
+    # prime-rl's for LoRA of rank 32 and alpha 64 on Qwen3-4B (alphabet-sort,
+    # wiki-search), and TRL's on a 3B. Tinker's is 4e-5 on an 8B (recipes/rl_loop.py),
+    # with alpha 32 and 16 times our batch
     (float("inf"), 1e-5),
 )
-# LoRA needs ten times the rate of full fine-tuning, whatever its rank. Schulman et al.
-# 2025 (thinkingmachines.ai/blog/lora) found this for SFT and RL, and TRL's pair of runs
-# does the same: 1e-5 and 1e-6.
+# Without LoRA the rates are a tenth: LoRA needs ten times the rate of full fine-tuning,
+# whatever its rank. Schulman et al. 2025 (thinkingmachines.ai/blog/lora) found this for
+# SFT and RL. TRL's pair of runs does the same: 1e-5 and 1e-6.
 ALL_WEIGHTS = 0.1
 LARGE = {
-    # of LoRA: ten times the rate at which prime-rl trains all weights (wordle, 1.7B);
+    # of LoRA: ten times the rate at which prime-rl trains all weights (wordle, 1.7B).
     # TRL's page has 2e-4
     "sft_lr": 1e-4,
-    # the group size of all these prime-rl examples, and Tinker's; prime-rl's default
-    # batch is 8 of 16
+    # the group size of all these prime-rl examples, and Tinker's. prime-rl's default
+    # batch is 8 groups of 16
     "k": 16,
-    # prime-rl's max_steps in alphabet-sort, wiki-search and wordle. Warm-up and decay
-    # are as for small models: prime-rl's linear schedule has 10 steps of warm-up,
-    # Tinker's loop none
+    # prime-rl's max_steps in alphabet-sort, wiki-search and wordle
     "updates": 200,
     "importance": "token",
 }
 LONGEST = {  # tokens of a reply
-    # to spell 80 letters with a tally; prime-rl's seq_len, TRL's run had 4096
+    # room to spell 80 letters with a tally. prime-rl's seq_len; TRL's run had 4096
     "letters": 2048,
     "alphabet": 768,  # prime-rl's for this very task
     # prime-rl's for a turn with tools (wiki-search); 25 times 2048 would not fit
@@ -254,15 +251,15 @@ LONGEST = {  # tokens of a reply
     "custom": 512,  # TRL's default
     "known": 1024,  # room for a derivation; our choice
 }
-# While it samples, a small model makes an error in one call of twelve. Without a
-# penalty, a run that posted trades ended with 36% errors. With a penalty of 0.67 or
-# more, trying to accept a fair offer does not pay for a policy that errs as often as
-# the base does (measured at commit 22b9273).
+# swarm's error_penalty for a small model, which makes an error in one call of twelve
+# while it samples. Without a penalty, a run that posted trades ended with 36% errors.
+# With 0.67 or more, trying to accept a fair offer does not pay for a policy that errs
+# as often as the base does. (Measured at commit 22b9273.)
 SMALL_ERROR_PENALTY = 0.5
 
 # Other people's published runs, as far as they are described, but with a model that
 # fits one A100 instead of a 30B. There is no SFT, and the rate is constant, as in
-# prime-rl. What they leave open is our choice: the loss and the evaluations.
+# prime-rl. The loss and the evaluations are our choice: their descriptions do not say.
 PUBLISHED = {
     "model": "Qwen/Qwen3-4B-Instruct-2507",
     "lora_rank": 32,
@@ -289,8 +286,8 @@ PRESETS = {
     },
     # SWARM v0.2 on Qwen3-30B-A3B-Thinking: batches of 64, 4 rollouts per example. Rank
     # and rate were not published; we took the alphabet's. A conversation may reach
-    # 55,900 tokens (25 replies of 2048, and the text in between): to train on it, a 4B
-    # needs gradient checkpointing.
+    # 55,900 tokens (25 replies of 2048, and the text in between), so to train on it a
+    # 4B needs gradient checkpointing.
     "swarm-published": PUBLISHED
     | {
         "env": "swarm",
@@ -309,9 +306,9 @@ PRESETS = {
         "gradient_checkpointing": True,
         "vllm_memory": 0.7,
     },
-    # prime-rl's alphabet-sort on this very model, with the rollouts of the published
-    # run of the 30B (prime-rl's file has 200 updates of 16 x 16). The tasks are the
-    # default ones.
+    # prime-rl's alphabet-sort, which trains this very model, but with the batches and
+    # updates of the published run of the 30B. (In prime-rl's file there are 200 updates
+    # of 16 x 16.) The tasks are the default ones.
     "alphabet-published": PUBLISHED
     | {
         "env": "alphabet",
@@ -377,10 +374,10 @@ def by_env(env: str) -> dict:
 
 
 def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
-    """Defaults that depend on the model's size; env as env_kind() has it.
+    """Defaults that depend on the model's size.
 
     Large models: published recipes (RATES …). Others: what was tried here (RUN_HERE).
-    all_weights: no LoRA.
+    env: an env_kind(). all_weights: no LoRA.
     """
     for most, table, sft_lr in RUN_HERE:
         if n_parameters <= most:
@@ -460,7 +457,7 @@ PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 
 
 def env_kind(env: str) -> str:
-    """An environment's name in tables: its own, "known" or "custom" (FILE.py:CLASS)."""
+    """An environment's key in the tables: its name, "known" or "custom" (FILE.py:…)."""
     if env.startswith(("jsonl:", "reasoning_gym:")):
         return "known"
     return "custom" if ".py:" in env else env
@@ -482,7 +479,7 @@ def class_of(env: str) -> type | None:
     return getattr(import_module(f"env_{env}"), env.capitalize())
 
 
-@cache  # an environment is made for every episode
+@cache  # read the file once: an environment is made for every episode
 def load_custom_env(env: str) -> type:
     """The class of `--env FILE.py:CLASS` (docs/fork.md has one).
 
@@ -559,7 +556,7 @@ READERS = {  # {type of a field: how its text is read}
 def read_value(kind_of: type, text: str, word: str):
     """'3' as an int, 'false' as a bool, 'none' as None: as the field's type says."""
     kinds = get_args(kind_of) or (kind_of,)
-    for one in sorted(kinds, key=lambda one: one is str):  # any text is a str: last
+    for one in sorted(kinds, key=lambda one: one is str):  # str last: any text is one
         with suppress(KeyError, ValueError):
             return READERS[one](text)
     names = " or ".join("none" if one is NoneType else one.__name__ for one in kinds)
