@@ -24,7 +24,7 @@ import tyro
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
-MOST_UPDATES = 100_000  # per run: beyond it, the next --seed's training tasks begin
+MOST_UPDATES = 100_000  # a run may have; then the next --seed's tasks would begin
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded models
 
 
@@ -415,7 +415,7 @@ def learning_rate(cfg: Config, update: int) -> float:
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
     """The tasks of an update: never the same twice, and different for each --seed."""
-    # % because with --max-staleness there may be more batches than updates
+    # %: with --max-staleness there may be more batches than MOST_UPDATES
     first = TRAIN_SEEDS + cfg.num_tasks * (
         cfg.seed * MOST_UPDATES + update % MOST_UPDATES
     )
