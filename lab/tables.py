@@ -553,7 +553,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "why_swarm": lambda: made(  # is it the comparison, or would keeping the good episodes do?
         beside(
             "grpo",
-            arms("why_swarm", "start", "cloning", "cloning_again", "reinforce", "grpo"),
+            arms("why_swarm", "cloning", "cloning_again", "reinforce", "grpo"),
             "reward",
         ),
         {
