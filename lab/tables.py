@@ -472,6 +472,17 @@ TABLES: dict[str, Callable[[], str]] = {
             "thousand tokens sampled, trained on": tokens,
         },
     ),
+    "recipe_few": lambda: made(  # thirteen parameters, beside the base
+        arms("es", "few_grpo", "few_sft"),
+        {
+            "letters, tier 6, 5 seeds": "{what}",
+            "right, greedy": exact(),
+            "each seed": lambda arm: " ".join(f"{100 * x.mean():.0f}" for x in scores(arm)),
+            "GRPO minus this": gain("few_grpo"),
+            "right, sampled": exact("sampled"),
+            "GRPO minus this, sampled": gain("few_grpo", how="sampled"),
+        },
+    ),
     "recipe_turns": lambda: made(
         beside("per_episode", arms("recipe", "per_episode", "per_turn")),
         {
