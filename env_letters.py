@@ -258,8 +258,8 @@ def is_one_block(reply: str, tag: str, longest: int) -> bool:
     """Is a reply one block <tag>…</tag> and nothing else?
 
     For replies that are not allowed to think. A tally could hide in prose or in white
-    space, so a reply with more than `longest` characters, or with 8 white-space
-    characters in a row, is none. No honest reply has either. (env_alphabet.py has
+    space. So a reply does not pass if it has more than `longest` characters, or 8
+    white-space characters in a row. No honest reply has either. (env_alphabet.py has
     another tag.)
     """
     if len(reply) > longest or re.search(r"\s{8}", reply):

@@ -30,9 +30,9 @@ import metrics
 from rollout import Episode
 from settings import Config, env_kind, env_name, levels_of, make_env
 
-# The first held-out task. Only the final evaluation (--eval-only) and lab/study.py,
-# which makes the final tables, may use this number; a test checks that. If any file
-# could play these tasks, they would not be held out for long.
+# The first held-out task. Only the final evaluation (--eval-only) and lab/, which
+# makes the final tables, may use this number; a test checks that. If any file could
+# play these tasks, they would not be held out for long.
 HELD_OUT_SEEDS = 4_000_000_000
 EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
 

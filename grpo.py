@@ -51,9 +51,9 @@ def group_advantages(
 
     NaN marks a failed episode: it gets 0, and counts in no mean.
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
-              §4.1.2); "batch": those of all episodes; "none": the reward itself, and
-              `divide` is ignored; "best": 1 for rewards in a group's upper quarter
-              and above its mean, 0 for all others (RAFT: Dong et al. 2023), and
+              §4.1.2); "batch": those of all episodes; "none": the reward itself;
+              "best" (RAFT: Dong et al. 2023): 1 for rewards in a group's upper quarter,
+              all that tie included, and above its mean, else 0. With "none" and "best"
               `divide` is ignored
     divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
               more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
@@ -123,7 +123,7 @@ def reward_from(e: Episode, turn: int) -> float:
     by the rewards from that turn on: what came before cannot be their merit. Of
     turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that has
     ended before this turn is compared by what its last turn earned: [3] counts as 3 in
-    turn 2, so whoever goes on has to earn as much as that to be the better one.
+    turn 2, so whoever goes on is the better one only if it earns more than that.
 
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
@@ -290,8 +290,8 @@ def update(
             # how.forward: policy.plain_forward, or a faster one of fast/
             output = how.forward(policy, ids, mask, cfg.temperature, rule.needs_logits)
             if batch.old_logprobs is None:  # at a batch's first pass
-                # sets batch.old_logprobs, by which the ratio divides; if the samples
-                # are of an older policy, it changes batch.weights, too
+                # sets batch.old_logprobs, by which the ratio divides; except with
+                # --importance clip or none it changes batch.weights, too
                 set_old_logprobs(batch, output, cfg)
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
@@ -321,7 +321,8 @@ def weigh(
     if cfg.kl > 0 or rule.needs_logits or rule.whole_groups:
         return weighted
     # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
-    # episode needs no forward pass. It is left out now, but its weight was counted.
+    # episode needs no forward pass. It is left out only here: the weights of the
+    # others have counted it.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 

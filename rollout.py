@@ -58,8 +58,8 @@ class Episode:
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
-    # One per sampled token, so this list is shorter than the three above.
-    # grpo.compute_advantages sets it, the loss reads it.
+    # One per sampled token, so this list is shorter than the three above. Set by
+    # grpo.compute_advantages or learn_from_teacher, read by the loss.
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
@@ -122,8 +122,8 @@ def play(
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
     new_env() makes an environment, and each episode gets one of its own. max_tokens
-    limits one turn. The same (sample_seed, task seed, member, turn) draws
-    the same random numbers, whatever else is in the batch. An environment that raises
+    limits one turn. The same (sample_seed, task seed, member, turn) draws the same
+    random numbers, whatever else is in the batch. An environment that raises
     EnvironmentFailed or ValueError ends only its own episode (Episode.error). Raises
     FloatingPointError if the policy's log-probs are no longer finite.
     """

@@ -113,10 +113,10 @@ class Config:
     # reinforce, grpo, dr_grpo, dapo, gspo, cispo, maxrl or dppo (grpo.LOSSES)
     loss: str = "grpo"
     # what a reward is compared with: group, batch or none; best: the best quarter of a
-    # group count 1, all others 0
+    # group, with all that tie, counts 1 and the rest 0 (all 0 if all are equal)
     baseline: str = "group"
     # divide advantages by the group's standard deviation (maxrl by its mean, dr_grpo
-    # never)
+    # and --baseline none and best never)
     normalize: bool = True
     lr: float | None = None  # by model size and environment
     # updates over which the rate rises; Adam's first steps are its largest

@@ -94,8 +94,8 @@ def select_demonstrations(
     """(the demonstrations to show, how many there were and why some are left out).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
-    2. Those with a reply of more than max_tokens are left out as well, because RL cuts
-       such replies off; unless that would leave none.
+    2. Unless that would leave none, those with a reply of more than max_tokens are left
+       out as well, because RL cuts such replies off.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]

@@ -1,9 +1,9 @@
 """What train.py does in place of a run: --eval-only after one, and --probe before one.
 
---eval-only judges the checkpoint in a run folder, beside its base. Greedy and sampled, with the
-adapter and without, on development tasks, or once, for a final table, on held-out ones. Other
-rules (`--set`, `--max-tokens`) give a set of tasks another name, so that it is not compared with
-the run's own.
+--eval-only judges the checkpoint in a run folder, beside its base. It plays greedily and sampled,
+with the adapter and without, on development tasks or, once, for a final table, on held-out ones.
+Other rules (`--set`, `--max-tokens`) give a set of tasks another name, so that it is not compared
+with the run's own.
 
 --probe (at the end) plays a first batch and says what GRPO could learn from it.
 
@@ -27,7 +27,7 @@ from grpo import compute_advantages
 from settings import DEV_SEEDS, Config, levels_of, make_env, seeds_from, settable, sft_seeds
 from sft import sft
 
-# The name of a set of tasks already says these settings (settings.eval_sets):
+# The name of a set of tasks already says these settings (evaluate.eval_sets):
 IN_NAME = (
     "version",
     "min_turns",

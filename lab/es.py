@@ -56,7 +56,7 @@ def move(policy: Policy, seed: int, step: float) -> None:
 
 
 def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, dict]:
-    """((temperature, seeds) -> episodes, how many tokens were sampled and trained on)."""
+    """((temperature, seeds) -> episodes, how many tokens RL sampled and trained on)."""
     cfg = config_of(flags, seed)
     policy = load_policy(str(PICO), cfg.lora_rank, cfg.lora_alpha, "cpu", seed)
     new_env = partial(settings.make_env, cfg, cfg.difficulty)

@@ -3,9 +3,9 @@
     python -m lab.few       # results/es.json, beside recipe.json: the same tasks and tokens
 
 TinyLoRA (Morris et al. 2026, "Learning to Reason in 13 Parameters", arXiv 2602.04118), as peft has
-it: W' = W + U S (Σ v_i P_i) Vᵀ. U, S and V are the first two parts of W's singular value
-decomposition, P_i are fixed random matrices, other ones for each layer and seed, and only v [13]
-learns. GRPO begins with the base, without a warm-up; SFT is shown 100 demonstrations that spell.
+it: W' = W + U S (Σ v_i P_i) Vᵀ. U, S and V hold the two largest components of W's singular value
+decomposition. P_i are fixed random matrices, other ones for each layer and seed. Only v [13] learns.
+GRPO begins with the base, without a warm-up; SFT is shown 100 demonstrations that spell.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def folded(policy: Policy) -> Policy:
 
 
 def train(flags: str, seed: int, lr: float) -> tuple[Callable, dict]:
-    """((temperature, seeds) -> episodes, how many tokens were sampled and trained on)."""
+    """((temperature, seeds) -> episodes, how many tokens RL sampled and trained on)."""
     cfg = config_of(flags, seed)
     policy = tiny(seed)
     new_env = partial(settings.make_env, cfg, cfg.difficulty)

@@ -248,6 +248,18 @@ def both_ways(ours: str, right: str = "right") -> dict[str, Cell]:
     }
 
 
+def drawn_anew() -> list[str]:
+    """Of the best quarter of swarm's episodes: drawn anew minus drawn once."""
+    gains = [difference(read("why_swarm")["arms"], "cloning_again", "cloning", how) for how in WAYS]
+    what = "the best quarter drawn anew in every update, minus drawn once"
+    return [what, *(found.signed() for found in gains)]
+
+
+def each_seed(how: str) -> Cell:
+    """Each seed's share of exact answers, in percent."""
+    return lambda arm: " ".join(f"{100 * right.mean():.0f}" for right in scores(arm, how=how))
+
+
 def rate(arm: dict) -> str:
     """The learning rate that was best on development tasks; es.json's is a step along noise."""
     rates = re.findall(r"--lr (\S+)", arm["settings"])
@@ -472,14 +484,15 @@ TABLES: dict[str, Callable[[], str]] = {
             "thousand tokens sampled, trained on": tokens,
         },
     ),
-    "recipe_few": lambda: made(  # thirteen parameters, beside the base
+    "recipe_few": lambda: made(  # thirteen parameters: GRPO beside SFT
         arms("es", "few_grpo", "few_sft"),
         {
             "letters, tier 6, 5 seeds": "{what}",
             "right, greedy": exact(),
-            "each seed": lambda arm: " ".join(f"{100 * x.mean():.0f}" for x in scores(arm)),
+            "each seed": each_seed("greedy"),
             "GRPO minus this": gain("few_grpo"),
             "right, sampled": exact("sampled"),
+            "each seed, sampled": each_seed("sampled"),
             "GRPO minus this, sampled": gain("few_grpo", how="sampled"),
         },
     ),
@@ -578,6 +591,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "thousand tokens sampled, trained on": tokens,
         },
     ),
+    "why_swarm_also": lambda: table("reward | greedy | sampled", [drawn_anew()]),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
         arms("razor", "base", "start", "grpo", "positives", "spells_25", "spells_50", "spells_100"),
         {

@@ -281,8 +281,9 @@ def unwritten():
 
 def verdict(name: str, function) -> str:
     """'right', 'not done yet', or 'not yet: …' with the first input on which it differs."""
-    code = getattr(function, "__code__", None)
-    if code and code.co_code == unwritten.__code__.co_code:
+    code, empty = getattr(function, "__code__", None), unwritten.__code__
+    # The constants, too, without the docstring: only they tell `return 0` from nothing.
+    if code and (code.co_code, code.co_consts[1:]) == (empty.co_code, empty.co_consts[1:]):
         return "not done yet"
     yours, real = function, REAL[name]
     if name in WITH_SLOPE:

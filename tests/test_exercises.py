@@ -78,6 +78,11 @@ def untempered(logits, uniform, temperature):
     return token, logits.log_softmax(-1)[token].item()
 
 
+def nothing(mean, var, spread, p, noise):
+    """With a docstring, as in the file."""
+    return 0
+
+
 MISTAKES = [
     ("partial_reward", lambda task, reply: score_reply(task, reply, "binary", True)["reward"]),
     ("conversation", with_mask),
@@ -99,7 +104,8 @@ MISTAKES = [
     ("k3", lambda now, reference: now - reference),
     ("wilson", lambda x, n: REAL["wilson"](x + 1, n + 2)),
     ("wilson", lambda x, n: x / n),
-    ("wilson", lambda x, n: print(x / n)),  # it was forgotten to return it
+    ("wilson", lambda x, n: print(x / n)),  # the return was forgotten
+    ("expect", nothing),
     ("expect", lambda mean, var, spread, p, noise: p),
 ]
 
