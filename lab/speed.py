@@ -134,9 +134,17 @@ def update_limit(setup: Setup, policy: Policy, prompts: list) -> float:
     """What the products of our update would take at the speed of the best product here."""
     with FlopCounterMode(display=False) as counter:  # it does not know oneDNN's packed products
         update_ours(setup, replace(policy, bfloat16=False), prompts)  # two batches
-    x = torch.randn(2048, 2048, dtype=layers.products_dtype(policy))
-    best = min(timeit.repeat(lambda: x @ x, number=1, repeat=30))
-    return counter.get_total_flops() / 2 * best / (2 * len(x) ** 3)
+    return counter.get_total_flops() / 2 / best_product(layers.products_dtype(policy))
+
+
+def best_product(dtype: torch.dtype) -> float:
+    """FLOP per second of the fastest product here."""
+    for size in (256, 2048):
+        x = torch.randn(size, size, dtype=dtype)
+        best = min(timeit.repeat(partial(torch.mm, x, x), number=1, repeat=30))
+        if best > 0.01:  # no instructions for this dtype: 2048 would take a minute each
+            break
+    return 2 * size**3 / best
 
 
 def update_trl(setup: Setup, policy: Policy, prompts: list) -> float:
