@@ -169,7 +169,9 @@ def test_it_draws_what_the_plain_sampler_draws(
     """
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
     policy = with_stops(load(kind, lora_rank, awake=True), range(0, 1024, 12))
-    prompts, seeds, before = random_prompts(4, 31, 9, 9), grid(4, 3), snapshot(policy)
+    # noise 1: with 0, a draw of mistral_window falls so near the border of two tokens that the
+    # rounding of log-probs, 5e-6, decides it, one way on one processor and the other on another.
+    prompts, seeds, before = random_prompts(4, 31, 9, 9), grid(4, 3, noise=1), snapshot(policy)
     sampler = TorchSampler(policy)
     assert isinstance(sampler.decoder, PlainDecoder) == (kind in PLAIN)
     plain = sum(PlainSampler(policy).sample(prompts, 3, 12, temperature, seeds), [])
