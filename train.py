@@ -200,8 +200,8 @@ def main() -> None:
             refusals.warn_unread_flags(cfg, user_flags)
             refusals.preflight(cfg)
         if cfg.probe and not cfg.resume:
-            prepared = prepare(cfg, user_flags)
-            probe(*prepared, how_to_compute(*prepared[:2]))
+            cfg, policy, env_at, rollouts, _ = prepare(cfg, user_flags)
+            probe(cfg, policy, env_at, rollouts, how_to_compute(cfg, policy))
         else:
             train(cfg, user_flags)
         parallel.stop()

@@ -175,7 +175,7 @@ def rules_of(cfg: Config) -> dict:
 
 
 # ------------------------------------------------------------------------------------ --probe
-def probe(cfg, policy, env_at, rollouts, teacher, how) -> None:
+def probe(cfg, policy, env_at, rollouts, how) -> None:
     """SFT, a first batch, and what GRPO could learn from it. Saves nothing.
 
     It is given what train.prepare returns, and how an update is computed.

@@ -24,7 +24,6 @@ from rollout import Episode, play
 from sft import sft
 
 SIZES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.01, 0.03)]  # (sigma, lr)
-PARAMETERS = 918_912  # of pico_base
 MADE_BY = "python -m lab.es; python -m lab.few"
 MEMBERS, TASKS = 16, 4  # perturbed policies per update, and tasks that each of them plays
 
@@ -87,7 +86,7 @@ def config_of(flags: str, seed: int) -> settings.Config:
     """A finished config for pico_base."""
     cfg, _ = settings.command_line([*flags.split(), "--seed", f"{seed}"])
     refusals.check(cfg)  # fills in what depends on the environment
-    return settings.complete(cfg, PARAMETERS, str(PICO), {"micro_tokens": 4096})
+    return settings.complete(cfg, settings.SMALL_MODEL, str(PICO), {"micro_tokens": 4096})
 
 
 def grow(name: str, what: str, sizes: dict[str, tuple], train: Callable) -> None:

@@ -183,7 +183,7 @@ def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypa
     }
     for name, stand_in in made_up.items():
         monkeypatch.setattr(again, name, stand_in)
-    again.probe(cfg, MagicMock(), print, rollouts, None, None)
+    again.probe(cfg, MagicMock(), print, rollouts, None)
     warning, *seeds = capsys.readouterr().out.splitlines()
     assert "36.4 passes over 11 demonstrations: it may know them by heart" in warning
     assert [int(seed) for seed in seeds] == dev_seeds(cfg)[:3]
