@@ -124,7 +124,7 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
 
 # ------------------------------------------------------ samples of another policy
 
-# The choices of --importance, which set_old_logprobs explains.
+# The choices of --importance, which old_logprobs explains.
 IMPORTANCE = ("clip", "none", "token", "sequence", "token_mask", "sequence_mask")
 CAPPED = ("token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
@@ -133,8 +133,12 @@ CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not 
 BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
-def set_old_logprobs(batch: Batch, output: Output, cfg) -> None:
-    """Set old_logprobs and importance of a batch, at its first pass.
+def old_logprobs(
+    batch: Batch, output: Output, cfg
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the ratio divides by (as log-probs), and what a sample counts: [M], [M].
+
+    Called at a batch's first pass; both hold for all epochs.
 
     If the policy that sampled is the one being trained, you can skip this: every ratio
     is 1, and all ways below are the same. But samples may also come from an older
@@ -157,15 +161,11 @@ def set_old_logprobs(batch: Batch, output: Output, cfg) -> None:
     (Hilton et al. 2022, §3), and the weight is a constant: it has no gradient. The
     default depends on the model and on --async-rollouts; docs/hardware.md says what
     each did.
-
-    Sets batch.old_logprobs and batch.importance, [M] each, for all epochs. Multiplies
-    batch.weights by batch.importance, so that it counts in the gain and in the KL.
     """
     start = output.logprobs.detach()  # [M]
-    batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
+    old = batch.sampler_logprobs if cfg.importance == "clip" else start
     log_ratio = start - batch.sampler_logprobs
-    batch.importance = importance_weights(cfg.importance, log_ratio, batch.episode_of)
-    batch.weights = batch.weights * batch.importance
+    return old, importance_weights(cfg.importance, log_ratio, batch.episode_of)
 
 
 def importance_weights(

@@ -21,17 +21,17 @@ Atropos, a public collection of RL environments.
 An environment sets a task and scores how it was played; each play is an *episode*. It
 is plain Python and knows nothing of tokens or tensors:
 
-    reset(seed) -> messages
-    step(reply) -> (new messages, done)
-    score() -> {"reward": …, …}
-    expert_reply() -> str      what SFT imitates
+    reset(seed) -> messages                 the task
+    step(reply) -> (new messages, done)     the answer to a reply; is it over?
+    score() -> {"reward": …, …}             after the last reply
+    expert_reply() -> str                   what SFT imitates
 
 and three attributes:
 
-    think                      may a reply think?
-    tools                      JSON schemas, or None
-    max_turns                  1: an episode is one turn (may be left out if there are
-                               more)
+    think                                   may a reply think?
+    tools                                   JSON schemas, or None
+    max_turns                               1, if there is one reply; else it may be
+                                            missing
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -50,9 +50,9 @@ from typing import ClassVar
 
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
-    # A task asks for one letter or, with probability p_several, for several: a number
-    # is drawn between fewest and most, and what is below 2 or above 26 becomes 2 or 26.
-    # (The numbers are those of Atropos. So tier 10 always asks for all 26 letters.)
+    # A task asks for one letter or, with probability p_several, for several: between
+    # fewest and most, but at least 2 and at most 26. (The numbers are those of Atropos;
+    # tier 10 always asks for all 26 letters.)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -66,7 +66,8 @@ TIERS = {
 }
 
 # How the scripted expert answers. SFT, the warm-up before RL, teaches the model to
-# imitate it. Which of them the model's own replies look like is its habit.
+# imitate it. Which of them the model's own replies look like is its habit. (The README
+# says: answers at once, states the counts, spells it out.)
 STYLES = {
     "bare": "the answer alone",
     "states": "thinks, but only states the counts: the format without the algorithm",
@@ -75,7 +76,7 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300.
 LONGEST_ANSWER = 1000
-LONGEST_REPLY = 2000  # with --no-think: a longer one could count in disguise
+LONGEST_REPLY = 2000  # with --no-think: a longer one could hide a tally
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def english_words() -> list[str]:
     from spellchecker import SpellChecker
 
     words = SpellChecker(language="en").word_frequency.words()
-    plain = filter(re.compile("[a-z]+").fullmatch, words)
+    plain = [word for word in words if re.fullmatch("[a-z]+", word)]
     return sorted(plain, key=lambda word: (len(word), word))
 
 
@@ -225,9 +226,7 @@ def score_reply(
         has no single well-formed answer       0                    0
         is not the answer alone (--no-think)   0                    0
         answers about other letters            0.1                  0
-        has the one count asked for wrong      0.1                  0
-        has n of the N counts right            0.1 + 0.9 · n / N    0
-        has all counts right                   1                    1
+        has n of the N counts right            0.1 + 0.9 · n / N    1 if n = N, else 0
 
     `exact` is 1 only if every count is right, whichever reward is paid.
     """
@@ -257,10 +256,9 @@ def score_reply(
 def is_one_block(reply: str, tag: str, longest: int) -> bool:
     """Is a reply one block <tag>…</tag> and nothing else?
 
-    For replies that are not allowed to think. A tally could hide in prose or in white
-    space. So a reply does not pass if it has more than `longest` characters, or 8
-    white-space characters in a row. No honest reply has either. (env_alphabet.py has
-    another tag.)
+    For replies that are not allowed to think. A tally could hide in extra text or white
+    space. So a reply must not have more than `longest` characters, nor 8 white-space
+    characters in a row. No honest reply has either. (env_alphabet.py has another tag.)
     """
     if len(reply) > longest or re.search(r"\s{8}", reply):
         return False
@@ -294,9 +292,9 @@ class Letters:
     """One letter-counting episode at a time. Defaults live in settings.py."""
 
     difficulty: int  # tier 1–10
-    reward_kind: str  # "binary" or "partial"
+    reward_kind: str  # --reward: "binary" or "partial"
     think: bool  # may the reply think before it answers?
-    style: str  # how the expert answers, one of STYLES
+    style: str  # --sft-style: how the expert answers, one of STYLES
     # A ClassVar is no field: it is the same for all objects, and no flag sets it.
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over

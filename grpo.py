@@ -11,14 +11,13 @@ second network has to predict rewards (PPO has one). A group whose answers all s
 same teaches nothing (its advantages are 0) and is skipped.
 
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
-policy either. There is one optimizer step per batch by default, so the importance ratio
-(how likely a token is now, divided by how likely it was when it was sampled) is 1, but
-for rounding, and clipping never acts.
+policy. A batch gives one optimizer step by default. So the importance ratio, p / p_old
+(how likely a token is now, over how likely it was when it was sampled), is 1 but for
+rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
-is minus the mean advantage: about 0, whatever the weights are. Its gradient is not 0:
-the ratio is p / p_old with p_old fixed, so at 1 its gradient is that of log p. Every
-loss has this form:
+is minus the mean advantage: about 0, whatever the weights are. Its gradient is not 0,
+because p moves and p_old does not: at 1 it is that of log p. Every loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -37,7 +36,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from batch import Batch, collate, cut, set_old_logprobs
+from batch import Batch, collate, cut, old_logprobs
 from policy import PLAIN, How, Output, Policy, take_step, with_weights
 from rollout import Episode
 
@@ -49,11 +48,14 @@ def group_advantages(
 ) -> torch.Tensor:
     """rewards [G, k] -> advantages [G, k]: each reward minus a mean, then divided.
 
-    NaN marks a failed episode: it gets 0, and counts in no mean.
+    By default that is (rewards - mean) / (std + 1e-6) of each row. The rest is for
+    ties, for failed episodes (their reward is NaN: they get 0, and count in no mean)
+    and for other choices:
+
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
               §4.1.2); "batch": those of all episodes; "none": the reward itself;
-              "best" (RAFT: Dong et al. 2023): 1 for rewards in a group's upper quarter,
-              all that tie included, and above its mean, else 0. With "none" and "best"
+              "best" (RAFT: Dong et al. 2023): 1 for a reward that is above its group's
+              mean and in the upper quarter (ties count), else 0. With "none" and "best"
               `divide` is ignored
     divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
               more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
@@ -93,8 +95,8 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     share it. Failed episodes get 0, and do not count in the means.
 
     Only if the environment pays each turn (Episode.turn_rewards) does each turn have an
-    advantage of its own, which its tokens share. So we go through the turns; without
-    such pay all turns give the same numbers.
+    advantage of its own, which its tokens share. Without such pay, the passes of the
+    loop over turns all give the same numbers.
     """
     # What advantages are divided by is the loss's choice (LOSSES, further down): for
     # most the std, which gives more weight to tasks that nearly always or nearly never
@@ -123,7 +125,7 @@ def reward_from(e: Episode, turn: int) -> float:
     by the rewards from that turn on: what came before cannot be their merit. Of
     turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that has
     ended before this turn is compared by what its last turn earned: [3] counts as 3 in
-    turn 2, so whoever goes on is the better one only if it earns more than that.
+    turn 2. So to go on pays only if it earns more than that.
 
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
@@ -192,7 +194,8 @@ class Loss:
     """A row of LOSSES.
 
     gain          what a token contributes: a function as above, (batch, output, ratio,
-                  clip) -> [M], of a micro-batch, to be maximised
+                  clip) -> [M], of a micro-batch, to be maximised. It is called twice,
+                  with and without the clip (to_log), so it must change nothing
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
     clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo
@@ -208,8 +211,7 @@ class Loss:
     whole_groups  does `gain` compare the episodes of a group? Then a group is never
                   cut into micro-batches
 
-    With needs_logits or whole_groups, `gain` also sees episodes whose advantage is 0.
-    It is called twice, with and without the clip (to_log): it must change nothing.
+    The last two are rare. With either, `gain` also sees episodes whose advantage is 0.
     """
 
     gain: Callable
@@ -256,7 +258,7 @@ class Updated:
 
     loss: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
-    # [epochs][micro-batches]: each a batch and what to_log found in it, {name: [M]}
+    # per epoch a list, and in it per micro-batch: (batch, {name: [M]}), as to_log says
     passes: list[list[tuple[Batch, dict]]] = field(default_factory=list)
 
 
@@ -290,9 +292,9 @@ def update(
             # how.forward: policy.plain_forward, or a faster one of fast/
             output = how.forward(policy, ids, mask, cfg.temperature, rule.needs_logits)
             if batch.old_logprobs is None:  # at a batch's first pass
-                # sets batch.old_logprobs, by which the ratio divides; except with
-                # --importance clip or none it changes batch.weights, too
-                set_old_logprobs(batch, output, cfg)
+                # what the ratio divides by, and what a sample counts: 1 if it is fresh
+                batch.old_logprobs, batch.importance = old_logprobs(batch, output, cfg)
+                batch.weights = batch.weights * batch.importance
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
@@ -320,9 +322,9 @@ def weigh(
     weighted = [*zip(scored, weights)]
     if cfg.kl > 0 or rule.needs_logits or rule.whole_groups:
         return weighted
-    # An advantage of 0 means a gradient of 0: without a KL or entropy term, such an
-    # episode needs no forward pass. It is left out only here: the weights of the
-    # others have counted it.
+    # An advantage of 0 means a gradient of 0, so without a KL or entropy term such an
+    # episode needs no forward pass. It is left out after the weights are computed: in
+    # those of the others it still counts.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 
@@ -346,11 +348,11 @@ def micro_batches(
     how: How,
 ) -> list[Batch]:
     """This process's part of the work, cut into pieces of cfg.micro_tokens."""
-    # Dealt out in turn, the shortest first: each process gets some of every length.
+    # Of several processes each takes every n-th, by length: some of every length.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = how.deal(by_length)
-    # If rows share the computation of their prompt, micro_tokens counts it once. (They
-    # do not in a pass that returns logits.)
+    # shared: a group's prompt is computed once, so micro_tokens counts it once. (In a
+    # pass that returns logits it is not.)
     shared = how.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
@@ -370,7 +372,7 @@ def micro_batches(
 
 
 def token_ratio(batch: Batch, output: Output) -> torch.Tensor:
-    """Each token's probability now, over the old one (set_old_logprobs): [M]."""
+    """Each token's probability now, over the old one (batch.old_logprobs): [M]."""
     return (output.logprobs - batch.old_logprobs).exp()
 
 

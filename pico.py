@@ -31,7 +31,7 @@ Read from the top: the task and its reward, the loop, the loss, sampling, then S
 evaluation. The model and its tokenizer come last; RL does not depend on what is inside.
 
 The other .py files beside this one are "the book". The headline of each part below
-names the file that does the same faster, more safely and for more than one task.
+names the file that does this part faster, more safely and for more than one task.
 tests/test_pico.py compares the two; docs/pico.md shows the tensors of one update.
 """
 
@@ -136,8 +136,8 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         answer = json.loads(body.strip(), object_pairs_hook=each_letter_once)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
-    # To Python, true and 1.0 equal 1. They are not counts. (What equals `counts` is a
-    # dict, so it has values().)
+    # To Python, true and 1.0 equal 1, but they are not counts: so types are compared.
+    # (Only a dict equals `counts`, so there are values().)
     return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
@@ -154,8 +154,8 @@ def main(seed: int, updates: int) -> None:
     first = first_task(seed, updates)  # the number of the first task
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
-    for name, task in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two
-        ask, counts = make_task(task)
+    for name, number in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two
+        ask, counts = make_task(number)
         print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
     evaluate(weights_of(lora), "before")
     imitate(lora, seed)
@@ -166,9 +166,9 @@ def main(seed: int, updates: int) -> None:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
             seeds = range(first + i * TASKS, first + (i + 1) * TASKS)
-            # chance: a random number for each token. draw() chooses by it.
-            chance = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
-            groups = play(weights_of(lora), seeds, K, chance)
+            # uniform: a random number in [0, 1) for each token. draw() chooses by it.
+            uniform = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
+            groups = play(weights_of(lora), seeds, K, uniform)
 
             # 2 compare: how much better was each reply than the others of its group?
             # Both are [TASKS, K].
@@ -176,8 +176,9 @@ def main(seed: int, updates: int) -> None:
             advantages = advantages_of(rewards).to(DEVICE)
 
             # 3 learn: the better ones become likelier, the worse ones less likely. One
-            # group at a time saves memory. A group's loss is a sum over its replies.
-            # Divided by the number of all replies, the groups add up to the mean.
+            # group at a time saves memory: backward() adds the group's gradients to
+            # those before it, and frees what it needed. A group's loss is a sum over
+            # its replies; divided by the number of all replies, the sum is a mean.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
                     loss = grpo_loss(weights_of(lora), group, advantage)
@@ -200,9 +201,10 @@ def main(seed: int, updates: int) -> None:
 
 
 def first_task(seed: int, updates: int) -> int:
-    """The number of a run's first task: runs with other seeds have other tasks.
+    """The number of a run's first task. Runs with other seeds have other tasks.
 
-    Each seed owns most * TASKS numbers, and the last seed's end before SFT's begin.
+    Each --seed has 800,000 numbers of its own, enough for 100,000 updates of 8 tasks.
+    Those of the last seed end before SFT's begin.
     """
     most = 100_000  # updates of a run
     last_seed = SFT_SEEDS[0] // (most * TASKS) - 1
@@ -234,10 +236,10 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     A token's gain is its advantage times its log-prob. A reply's gain is the mean over
     its tokens. The loss is minus their sum; main divides it by the number of replies.
 
-    Here the weights are still those that drew the replies. After a first step on a
-    batch they no longer are. So grpo.py has a ratio in place of the log-prob, the
-    token's probability now divided by the one at which it was drawn, and clips it. At a
-    ratio of 1 its gradient is that of the log-prob, so here both are the same.
+    This is GRPO as long as a batch gives one step, as here. grpo.py can take several.
+    So it has a ratio in place of the log-prob, the token's probability now over the one
+    at which it was drawn, and clips it. In the first step the ratio is 1, and its
+    gradient is that of the log-prob.
     """
     # [M], [M]: of each token its log-prob, and the number of its reply
     logp, row_of = logprobs_of(weights, group)
@@ -251,17 +253,20 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     """Of all M reply tokens: (the log-prob now [M], the number of its episode [M])."""
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
-    # Position t predicts token t + 1: the shift that everybody gets wrong once.
+    # Position t predicts token t + 1: the shift that everybody gets wrong once. With a
+    # prompt of 3 tokens and a reply of 2, the mask picks the positions that predict the
+    # reply:
     #
-    #     position   0       1       2       3        a prompt of 3 tokens,
-    #     token      prompt  prompt  prompt  reply    a reply of 2
+    #     position   0       1       2       3
+    #     token      prompt  prompt  prompt  reply
     #     predicts   prompt  prompt  reply   reply
     #     mask       0       0       1       1
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
     # pad_sequence pads on the right. A token sees only what comes before it, so that
-    # changes nothing. forward asks for padding on the left, and there is none.
+    # changes nothing. `no_pad` is for forward, which asks how much padding is on the
+    # left.
     no_pad = torch.zeros_like(ids[:, 0])  # [N]
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
@@ -272,8 +277,7 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 def schedule(i: int, steps: int, rise: float, end: float) -> float:
     """The learning rate of step i, as a share of the highest.
 
-    The lower of two lines: one rises to 1 over the first `rise` steps, the other falls
-    from 1 at step 0 to `end` at step `steps`, the one after the last.
+    It rises over the first `rise` steps, then falls in a straight line towards `end`.
     """
     up = (i + 1) / rise
     down = 1 - (1 - end) * i / steps
@@ -301,10 +305,10 @@ class Episode:
 
 
 @torch.no_grad()
-def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]]:
+def play(weights: dict, seeds: range, k: int, uniform=None) -> list[list[Episode]]:
     """k episodes of each of G tasks, [G][k].
 
-    chance [G · k, MAX_TOKENS]: uniform in [0, 1), one per token, for draw(). None:
+    uniform [G · k, MAX_TOKENS]: random in [0, 1), one per token, for draw(). None:
     greedy, the likeliest token each time.
     """
     tasks = [make_task(seed) for seed in seeds]
@@ -326,10 +330,10 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     drawn = []  # a tensor [B] per step
     done = torch.zeros_like(pad, dtype=torch.bool)  # [B]
     for t in range(MAX_TOKENS):
-        if chance is None:
+        if uniform is None:
             token = logp.argmax(-1)  # [B]
         else:
-            token = draw(logp, chance[:, t])  # [B]
+            token = draw(logp, uniform[:, t])  # [B]
         drawn.append(token)
         # A finished row goes on until all are done; what it adds is cut off below.
         done = done | (token == STOP)
@@ -348,17 +352,17 @@ def play(weights: dict, seeds: range, k: int, chance=None) -> list[list[Episode]
     return [episodes[b : b + k] for b in range(0, len(episodes), k)]
 
 
-def draw(logprobs: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """A token per row, [B]: the first whose cumulative probability exceeds `chance`.
+def draw(logprobs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """A token per row, [B]: the first at which the running sum passes `uniform`.
 
-    logprobs [B, V]; chance [B], uniform in [0, 1). (torch.multinomial would do, too.
+    logprobs [B, V]; uniform [B], random in [0, 1). (torch.multinomial does the same.
     The random numbers are an argument so that a test can hand the same ones to the
     book, and expect the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # The last sum is 1 up to rounding, so chance is scaled by it. Rounding can still
+    # Rounding leaves the last sum just off 1, so uniform is scaled by it. It can still
     # push the target past the last entry; clamp then takes the last token.
-    target = chance[:, None] * cdf[:, -1:]
+    target = uniform[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)
 
@@ -476,9 +480,8 @@ def forward(
     """
     B, T = ids.shape
 
-    # Weights go by a short name. linear(x, "layers.0.self_attn.q") multiplies by
-    # "model.layers.0.self_attn.q_proj.weight"; rms_norm(x, "norm") by
-    # "model.norm.weight".
+    # Weights go by short names: rms_norm(x, "norm") takes "model.norm.weight", and
+    # linear(x, "layers.0.self_attn.q") takes "model.layers.0.self_attn.q_proj.weight".
     def rms_norm(x, name):
         return F.rms_norm(x, x.shape[-1:], weights[f"model.{name}.weight"], EPS)
 
@@ -489,7 +492,7 @@ def forward(
         x = linear(x, name).view(B, T, -1, HEAD_DIM)
         return x.transpose(1, 2)  # [B, heads, T, d]
 
-    # What may a token see? With T = 4 and pad = 2:
+    # What may a token see? With T = 4 and pad = 2 (x: the query sees the key):
     #
     #     key       0 1 2 3
     #     query 0   x         padding sees itself: a row without any x would give NaN
@@ -498,12 +501,13 @@ def forward(
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
     positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that each query may see, [B, T, 1]: in the picture 0, 1, 2, 2. A
-    # query that is padding may see itself, any other the row's first real token.
+    # The first key that each query may see, [B, T, 1]: in the picture 0, 1, 2, 2. For
+    # padding that is itself, for all others the row's first real token.
     first_key = pad[:, None, None].minimum(positions)
     mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
 
-    # The dimensions i and i + d/2 turn by position / ROPE_BASE^(2i/d); d is HEAD_DIM.
+    # RoPE: the dimensions i and i + d/2 turn by position · ROPE_BASE^(-2i/d), where d
+    # is HEAD_DIM and positions count from the row's first real token.
     two_i = torch.arange(0, HEAD_DIM, 2, device=DEVICE)
     inv_freq = ROPE_BASE ** -(two_i / HEAD_DIM)  # [d/2]
     angle = (positions - pad[:, None, None]) * inv_freq  # [B, T, d/2]
@@ -520,8 +524,9 @@ def forward(
         k = rotate(k, angle)  # [B, KV_HEADS, T, d]
         v = heads(h, f"{attn}.v")
         if cache is not None:
-            cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
-            k, v = cache[layer, :, :, :, : start + T]  # [2, B, …]: one of each
+            both = cache[layer]  # keys and values: [2, B, KV_HEADS, positions, d]
+            both[:, :, :, start : start + T] = torch.stack([k, v])
+            k, v = both[:, :, :, : start + T]
         # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
         y = F.scaled_dot_product_attention(q, k, v, mask[:, None], enable_gqa=True)
         y = y.transpose(1, 2).reshape(B, T, HEADS * HEAD_DIM)
@@ -591,11 +596,10 @@ BASE = read_weights()  # frozen
 
 # --------------------------------------------------------- tokens (book: policy.py)
 def encode(text: str) -> list[int]:
-    """Token ids: of all ways to cut the text into pieces, the one that scores highest.
+    """Token ids: of all ways to cut the text, the one whose scores add up to most.
 
-    A way's score is the sum over its pieces. The best way to cut the first n
-    characters is the best way to cut some beginning of them, then one last piece: so
-    best[n] builds on shorter ones (dynamic programming).
+    best[n] is that way for the first n characters. It is found by trying each last
+    piece after the best way for what comes before it (dynamic programming).
     """
     best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
     for end in range(1, len(text) + 1):
@@ -628,8 +632,8 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
         if re.fullmatch("<0x..>", piece):
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    # Tokens such as <think> are in vocab, too. All scores are negative; these get a
-    # huge one instead, so that they are never cut in two.
+    # Tokens such as <think> are in vocab, too, and must stay whole. All scores are
+    # negative; these get a huge one instead, which always wins.
     for token in file["added_tokens"]:
         scored[token["content"]] = (10**6, token["id"])
     return texts, scored

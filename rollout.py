@@ -3,20 +3,23 @@
     seed -> env.reset -> messages -> prompt ids -> sampler
          -> reply ids -> text -> env.step -> messages -> …
 
-The one rule is *token-exact*: we train on exactly the tokens that were sampled. A
-reply is never decoded and tokenized again, because it may come out as other tokens. It
-is never rendered again: Qwen3's template would drop the thinking of earlier turns. What
-the environment says next is rendered alone, and appended. batch.py makes the mask of
-the loss from `sampled`.
+The one rule is *token-exact*: we train on exactly the tokens that were sampled. Their
+ids are kept as they were drawn. The environment reads a reply as text, but that text
+never becomes tokens again, because it may come out as other ones. Nor is the whole
+conversation rendered again: Qwen3's template would drop the thinking of earlier turns.
+Only what the environment says next is rendered, and appended. batch.py makes the mask
+of the loss from `sampled`.
 
-    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant   <think> b a1 …
-    sampled      0            0   0  0          0            0          1       1 1
-                 the prompt: given                     the policy's choices, its
-                                                       end-of-turn token included
+    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
+    sampled      0            0   0  0          0            0        | 1       1 1
+                 given: the prompt                                    | chosen by the
+                                                                      | policy
 
-A run also logs `mismatch` (bookkeeping/columns.py): how far the trainer's log-probs are
-from the sampler's, on average. Both compute them from the same weights, only in a
-different order. If they differ by more than rounding, there is a mistake.
+The end-of-turn token, with which a reply ends, is one of the policy's choices.
+
+A run also logs `mismatch` (bookkeeping/columns.py): how far a token's log-prob in
+training is from its log-prob when it was sampled, on average. The weights are the same,
+so more than rounding is a mistake.
 
 A group is k episodes of the *same* task: same seed, same prompt, new random numbers.
 
@@ -58,14 +61,14 @@ class Episode:
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
-    # One per sampled token, so this list is shorter than the three above. Set by
-    # grpo.compute_advantages or learn_from_teacher, read by the loss.
+    # An entry for each *sampled* token, so this list is shorter than the three above.
+    # Set by grpo.compute_advantages or learn_from_teacher, read by the loss.
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
     error: str = ""  # with stop_reason "error": what happened, in one line
     messages: list[dict] = field(default_factory=list)  # as text, to read
-    # For samples of an older policy (batch.set_old_logprobs). Skip these two at first.
+    # For samples of an older policy (batch.old_logprobs). Skip these two at first.
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
 
@@ -121,6 +124,7 @@ def play(
 ) -> list[list[Episode]]:
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
+    sampler draws the tokens; of policy only the tokenizer and the limits are used here.
     new_env() makes an environment, and each episode gets one of its own. max_tokens
     limits one turn. The same (sample_seed, task seed, member, turn) draws the same
     random numbers, whatever else is in the batch. An environment that raises
@@ -138,11 +142,13 @@ def play(
     while active := still_playing(players):
         sample_each(sampler, active, max_tokens, temperature, sample_seed)
         for player in active:
-            # the reply is taken out of the player, or its cache could not be freed
-            sample, player.reply = player.reply, None
+            sample = player.reply
             take_turn(policy, player.episode, player.env, sample, longest_prompt)
-            # whoever plays on keeps the reply's cache
-            player.cache = None if player.episode.stop_reason else sample.cache
+            # Whoever plays on keeps the reply's cache. Any other cache is freed here,
+            # so nothing else may hold on to the sample.
+            over = player.episode.stop_reason != ""
+            player.cache = None if over else sample.cache
+            player.reply = None
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
@@ -156,13 +162,13 @@ def sample_each(
 
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
-    # Unless max_turns is 1, the sampler keeps its cache, so that the next turn reads
-    # only what is new.
+    # May there be another turn? Then the sampler keeps its cache, so that the next turn
+    # reads only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
     groups = with_one_prompt(players)
-    # sampler.sample draws equally many replies to each of its prompts, so groups of one
-    # size share a call. In letters there is one call, with the run's k. In later turns
-    # sizes differ: episodes have ended, and a player with a cache is a group of one.
+    # A call of sampler.sample draws equally many replies to each of its prompts, so
+    # there is a call for each size of group. At first all groups have k players. Later
+    # some episodes have ended, and a player with a cache is a group of one.
     for size in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]
@@ -179,9 +185,10 @@ def sample_each(
 
 
 def with_one_prompt(players: list[Player]) -> list[list[Player]]:
-    """Players who go on from the same tokens together: these are read only once.
+    """Players in groups that go on from the same tokens, which are read once a group.
 
-    One who has a cache goes on from it, alone.
+    At first these are the k episodes of a task. A player who has a cache goes on from
+    it, alone.
     """
     groups: dict[object, list[Player]] = {}
     for player in players:
@@ -211,24 +218,24 @@ def open_group(
     policy: Policy,
     new_env: Callable,
     seed: int,
-    number: int,
+    group: int,
     k: int,
     longest_prompt: int,
 ) -> list[Player]:
     """k players of one task. Each has its prompt, or stop_reason "error".
 
-    longest_prompt: the most tokens that it may have.
+    group: its number. longest_prompt: the most tokens that a prompt may have.
     """
-    group = [Player(Episode(seed, number), env=None, member=n) for n in range(k)]
-    for p in group:
+    players = [Player(Episode(seed, group), env=None, member=n) for n in range(k)]
+    for p in players:
         with end_on_failure(p.episode):
             p.env = new_env()
             p.episode.messages = list(p.env.reset(seed))
-    ready = still_playing(group)
+    ready = still_playing(players)
     if not ready:
-        return group
+        return players
     opening, env = ready[0].episode.messages, ready[0].env
-    # Outside of end_on_failure, because a template that fails here fails for all tasks.
+    # Not inside end_on_failure: a template that fails here fails for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     for p in ready:
         with end_on_failure(p.episode):
@@ -244,7 +251,7 @@ def open_group(
                     "--max-tokens or shorter tasks"
                 )
             append_given(p.episode, ids)
-    return group
+    return players
 
 
 def take_turn(
@@ -267,9 +274,9 @@ def take_turn(
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    # 2 tell the environment. Its text has no end-of-turn token. If the template wrote
-    # <think> at the end of the prompt, so that the reply lacks it, the text begins with
-    # it: the environment reads whole thoughts. (token_ids stay as they are.)
+    # 2 tell the environment, without the end-of-turn token. Some templates end the
+    # prompt with <think>. Then the environment gets it in front of the reply, so that
+    # it reads whole thoughts. (token_ids stay as they are.)
     reply_ids = sample.token_ids[:-1] if sample.finished else sample.token_ids
     prefix = start_of_thought(policy.tokenizer, env.think)
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)

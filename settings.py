@@ -134,7 +134,7 @@ class Config:
     temperature: float = 1.0
     # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence, token_mask, sequence_mask (batch.set_old_logprobs);
+    # clip, none, token, sequence, token_mask, sequence_mask (batch.old_logprobs);
     # by model size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy

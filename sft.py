@@ -32,11 +32,13 @@ def sft(
 ) -> dict:
     """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
-    new_env() -> an environment. Call sft() inside `with policy.learning()`.
+    new_env() -> an environment. Needs gradients, so call it inside
+    `with policy.learning()`.
 
     Returns a dict: "losses", one per step; "tokens", how many were trained on;
     "demonstrations", how many were made; "beyond_context" and "too_long", how many of
-    them were left out (select_demonstrations).
+    them are longer than the model's context, or have a reply of more than
+    cfg.max_tokens (select_demonstrations).
     """
     if cfg.sft_steps == 0:
         seeds = []  # no expert is asked, and there is no step
@@ -63,8 +65,9 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     It is played as the policy's are, but what is said comes from env.expert_reply(). It
     may be longer than the policy's context (select_demonstrations).
     """
+    # a group of one player, which has this env
     [player] = open_group(
-        policy, lambda: env, seed, number=0, k=1, longest_prompt=UNLIMITED
+        policy, lambda: env, seed, group=0, k=1, longest_prompt=UNLIMITED
     )
     episode = player.episode
     # What ends a reply: the template's end-of-turn token or, if it has none, the
@@ -74,8 +77,8 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
         end = policy.tokenizer.eos_token_id
     while episode.stop_reason == "":
         with end_on_failure(episode):
-            # A prompt that ends with <think> has already opened the expert's thought,
-            # so its tokens begin after that. (take_turn tells env the whole thought.)
+            # If the prompt ends with <think>, the expert's tokens begin after it.
+            # (take_turn puts it back for env.)
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
@@ -91,11 +94,11 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
 def select_demonstrations(
     policy: Policy, episodes: list[Episode], max_tokens: int
 ) -> tuple[list[Episode], dict[str, int]]:
-    """(the demonstrations to show, how many there were and why some are left out).
+    """(the demonstrations to show, how many there were and how many are too long).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
-    2. Unless that would leave none, those with a reply of more than max_tokens are left
-       out as well, because RL cuts such replies off.
+    2. Those with a reply of more than max_tokens are left out, too, because RL cuts
+       such replies off; but if nothing else is left, they are shown.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]

@@ -42,7 +42,8 @@ from sft import sft
 
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
-    # The folder comes first: with --resume, its settings become cfg's.
+    # With --resume, the settings in the run's folder become cfg's. prepare fills in
+    # what depends on the model.
     run = open_run(cfg, user_flags)
     cfg, policy, env_at, rollouts, teacher = prepare(cfg, user_flags)
     how = replace(how_to_compute(cfg, policy), bar=run.bar)
@@ -54,8 +55,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate("before")
-        # paused(): the sampler frees its memory meanwhile. learning(): gradients are
-        # on, and their memory is freed at the end.
+        # paused(): the sampler lends its memory to the trainer. learning(): gradients
+        # are on, and their memory is freed at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
             new_env = partial(env_at, cfg.difficulty)
             result = sft(policy, new_env, settings.sft_seeds(cfg), cfg, how)
@@ -63,7 +64,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # A warning, if RL's prompts are not written as those that SFT showed.
         run.warn(refusals.prompt_warnings(policy, cfg, env_at))
         run.save(policy, optimizer, how)  # a resumed run need not do SFT again
-    if state.updates == 0:  # a fresh run, or one that was killed after SFT
+    if state.updates == 0:  # SFT is done, RL has not begun
         evaluate("after_sft")
     reference = run.reference(policy)  # what --kl compares with; None without --kl
 
@@ -74,8 +75,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     )
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
-        # rollouts.play gives the sampler the new weights, then calls rollout.play.
-        # (level: how hard the tasks are. It changes only with --curriculum.)
+        # (rollouts.play gives the sampler the new weights, then calls rollout.play.
+        # level: how hard the tasks are; it changes only with --curriculum.)
         groups = rollouts.play(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group? Sets
@@ -98,7 +99,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
         if last or run.checkpoint_due():
-            run.save(policy, optimizer, how, groups)  # and two groups, to be read
+            run.save(policy, optimizer, how, groups)  # with two groups as text, to read
         run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
     evaluate("final")
     rollouts.close()
@@ -116,17 +117,17 @@ def prepare(cfg: Config, user_flags: set[str]):
     cfg, policy, load = load_model(cfg, user_flags)
     refusals.check(cfg)  # main has checked the flags, this checks what was filled in
     env_at = partial(refusals.guarded, make_env, cfg)
-    # An update has to fit the memory, judging by the length of a first prompt.
+    # How long is a prompt? The first task tells; an update's memory is planned by it.
     env = env_at(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
     teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
     turns = getattr(env, "max_turns", None)  # None: it does not say
-    # Do sampler and trainer agree? A mistake on purpose may be in one of them, and is
-    # not to be refused here.
+    # Do sampler and trainer agree? (With a mistake on purpose, perhaps not.)
     if not cfg.break_:
         check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
-    print(fit_memory(cfg, policy, len(prompt), turns), end="")  # sets cfg.micro_tokens
+    said = fit_memory(cfg, policy, len(prompt), turns)  # sets cfg.micro_tokens
+    print(said, end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     seeds = partial(settings.task_seeds, cfg)
@@ -139,8 +140,8 @@ def load_model(cfg: Config, user_flags: set[str]):
 
     What depends on the model, such as the learning rate, is filled in.
     """
-    # The model's name, why this one (--model auto depends on the machine), and settings
-    # with which it fits the card. Of several processes, all take what the first found.
+    # The model's name, why this one (--model auto depends on the machine), and
+    # {setting: value} with which it fits the card. Process 0 decides for all.
     choice = choose_model(*settings.model_request(cfg, user_flags))
     model, reason, to_fit = parallel.broadcast(choice)
     today = parallel.broadcast(cfg.today or date.today().isoformat())

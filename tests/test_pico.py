@@ -149,8 +149,8 @@ def test_the_same_uniforms_draw_the_books_tokens(policy, monkeypatch, temperatur
     monkeypatch.setattr(pico, "MAX_TOKENS", limit)
     seeds, weights = [3, 4, 5], pico.weights_of(lora_of(policy))
     groups = play(policy, TorchSampler(policy), NEW_ENV, seeds, k, limit, temperature, 7)
-    chance = uniforms(7, seeds, k, limit) if temperature else None
-    ours = pico.play(weights, seeds, k, chance)
+    uniform = uniforms(7, seeds, k, limit) if temperature else None
+    ours = pico.play(weights, seeds, k, uniform)
     assert ours == [[as_pico(e) for e in group] for group in groups]
     now, _ = pico.logprobs_of(weights, sum(ours, []))
     then = [x for e in sum(groups, []) for x, drawn in zip(e.logprobs, e.sampled) if drawn]
@@ -215,7 +215,7 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     flat = lambda lora: torch.cat([x.detach().flatten() for x in lora.values()])
     ours, real_play, update = [], pico.play, Mock(wraps=train.update)
 
-    def play_as_the_book(weights, seeds, k, chance=None):
+    def play_as_the_book(weights, seeds, k, uniform=None):
         groups = real_play(weights, seeds, k, uniforms(1, seeds, k, 160))
         ours.append(rewards_of(sum(groups, [])))
         return groups
