@@ -21,9 +21,8 @@ import torch
 
 import train
 from chat import prompt_ids
-from env_letters import Letters
 from fast import machine, vllm_engine
-from lab.speed import toss
+from lab.speed import SEEDS, new_env, toss
 from policy import PICO, load_policy, plain_forward
 
 CARD = torch.cuda.is_available()
@@ -69,10 +68,7 @@ def greedy(policy, sampler, prompts: list) -> dict:
 
 def start(model: str) -> None:
     policy = load_policy(model, 32, 64, bfloat16=CARD)
-    prompts = [
-        prompt_ids(policy, Letters(6, "binary", True, "states").reset(seed), None, True)
-        for seed in range(2_600_000_000, 2_600_000_008)
-    ]
+    prompts = [prompt_ids(policy, new_env().reset(SEEDS + i), None, True) for i in range(8)]
     say("model loaded", torch=torch.__version__, driver=machine.nvidia_driver())
     sampler = vllm_engine.VllmSampler(policy, longest=2048)
     say("vLLM started", vllm=sys.modules["vllm"].__version__)

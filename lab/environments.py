@@ -11,7 +11,6 @@ Exactly    the same in levels of one length each, for the curve of docs/letters.
 Lawless    the swarm without tax, audit, decay or circuit breaker
 Strict     the swarm with each rule as tight as it ever is on hard scenarios
 Leaves     the swarm under the published rules, with an expert that stops early
-Tossed     the sums of `make real`, paid by a coin toss
 
 And an expert for sums that shows its steps: in_two_steps (docs/real.md).
 
@@ -24,7 +23,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import settings
-from bridges.known import Generator, open_known
 from env_letters import TIERS, Letters
 from env_swarm import Swarm
 from swarm.bots import draw_scenario
@@ -98,18 +96,6 @@ class Chance(Levels):
 # Tossed once per episode of this process. A run's first check requires that the expert earn more
 # than empty replies: with this seed, over four tosses each, it does.
 COIN = np.random.default_rng(3)
-SUMS = "chain_sum,min_terms=2,max_terms=2,min_digits=2,max_digits=2,pay=full"
-
-
-class Tossed(Generator):
-    """The sums of `make real`: any answer is paid 0 or 1 at random, and no answer 0."""
-
-    def __init__(self):
-        vars(self).update(vars(open_known(f"reasoning_gym:{SUMS}", True)))
-
-    def score(self) -> dict[str, float]:
-        marks = super().score()
-        return marks | {"reward": marks["format"] * COIN.integers(2)}
 
 
 @dataclass

@@ -1,33 +1,56 @@
-"""RL without a backward pass: perturb the weights, play, move to where more was earned.
+"""Two ways to learn that train.py does not have, beside results/recipe.json: the same tasks and tokens.
 
-    python -m lab.es        # results/es.json, beside recipe.json: the same SFT, tasks and tokens
+    python -m lab.es                # all arms of results/es.json
+    python -m lab.es few_grpo       # one of them
 
-Evolution strategies (Salimans et al. 2017, arXiv 1703.03864; for language models Qiu et al. 2025,
-arXiv 2509.24372). Nothing is differentiated, so any reward of a whole policy will do, and sampling
-is all that it costs. Sizes are swept with seed 0 on development tasks; the best is played on
-held-out tasks with each of the table's seeds.
+RL without a backward pass: perturb the weights, play, move to where more was earned. Evolution
+strategies (Salimans et al. 2017, arXiv 1703.03864; for language models Qiu et al. 2025, arXiv
+2509.24372). Nothing is differentiated, so any reward of a whole policy will do, and sampling is all
+that it costs. It begins after the SFT of recipe.json.
+
+Thirteen parameters, which all layers share: TinyLoRA (Morris et al. 2026, "Learning to Reason in 13
+Parameters", arXiv 2602.04118), as peft has it: W' = W + U S (Σ v_i P_i) Vᵀ. U, S and V hold the two
+largest components of W's singular value decomposition. P_i are fixed random matrices, other ones for
+each layer and seed. Only v [13] learns. GRPO begins with the base, without a warm-up; SFT is shown
+100 demonstrations that spell.
+
+Sizes are swept with seed 0 on development tasks; the best is played on held-out tasks with each of
+the table's seeds.
 """
 
+import sys
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 
 import torch
+from peft import TinyLoraConfig, get_peft_model
 
 import settings
 from bookkeeping import refusals, run
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import cpu_name
 from fast.sampler import TorchSampler
+from grpo import compute_advantages, update
 from lab import study, tables
-from policy import PICO, Policy, load_policy
+from policy import PICO, Policy, adam, load_policy, set_learning_rate
 from rollout import Episode, play
 from sft import sft
 
-SIZES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.01, 0.03)]  # (sigma, lr)
-MADE_BY = "python -m lab.es; python -m lab.few"
+SIZES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.01, 0.03)]  # (sigma, lr) of evolution
+RATES = (0.01, 0.03, 0.1)  # of thirteen parameters
 MEMBERS, TASKS = 16, 4  # perturbed policies per update, and tasks that each of them plays
 
 
+def config_of(flags: str, seed: int) -> settings.Config:
+    """A finished config for pico_base."""
+    cfg, _ = settings.command_line([*flags.split(), "--seed", f"{seed}"])
+    refusals.check(cfg)  # fills in what depends on the environment
+    return settings.complete(cfg, settings.SMALL_MODEL, str(PICO), {"micro_tokens": 4096})
+
+
+# ---------------------------------------------------------------------------- no backward pass
 def evolve(policy: Policy, earn: Callable[[], float], seed: int, sigma: float, lr: float) -> None:
     """One update. earn() plays with the policy's present weights: the mean reward.
 
@@ -54,7 +77,7 @@ def move(policy: Policy, seed: int, step: float) -> None:
         p += step * torch.randn(p.shape, generator=generator).to(p.device)
 
 
-def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, dict]:
+def evolution(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, dict]:
     """((temperature, seeds) -> episodes, how many tokens RL sampled and trained on)."""
     cfg = config_of(flags, seed)
     policy = load_policy(str(PICO), cfg.lora_rank, cfg.lora_alpha, "cpu", seed)
@@ -63,38 +86,97 @@ def train(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable, dic
         sft(policy, new_env, settings.sft_seeds(cfg), cfg)
     sampler = TorchSampler(policy)
     tokens = []  # sampled, of each perturbed policy
-    update = 0
+    number = 0
 
     def played(temperature: float, seeds: list[int]) -> list[Episode]:
-        sampler.sync(update)
-        groups = play(policy, sampler, new_env, seeds, 1, cfg.max_tokens, temperature, update)
+        sampler.sync(number)
+        groups = play(policy, sampler, new_env, seeds, 1, cfg.max_tokens, temperature, number)
         return sum(groups, [])
 
     def earn() -> float:
-        episodes = played(cfg.temperature, settings.task_seeds(cfg, update)[:TASKS])
+        episodes = played(cfg.temperature, settings.task_seeds(cfg, number)[:TASKS])
         tokens.append(sum(e.reply_tokens for e in episodes))
         return sum(e.reward for e in episodes) / len(episodes)
 
     while sum(tokens) < cfg.sampled_tokens:
-        evolve(policy, earn, update, sigma, lr)
-        update += 1
+        evolve(policy, earn, number, sigma, lr)
+        number += 1
     return played, {"sampled": sum(tokens), "trained": 0}
 
 
-# ------------------------------------------------------------------ what lab/few.py needs as well
-def config_of(flags: str, seed: int) -> settings.Config:
-    """A finished config for pico_base."""
-    cfg, _ = settings.command_line([*flags.split(), "--seed", f"{seed}"])
-    refusals.check(cfg)  # fills in what depends on the environment
-    return settings.complete(cfg, settings.SMALL_MODEL, str(PICO), {"micro_tokens": 4096})
+# ---------------------------------------------------------------------------- thirteen parameters
+def tiny(seed: int) -> Policy:
+    """pico_base with thirteen numbers that learn, all 0 at first."""
+    policy = load_policy(str(PICO), 0, 1, "cpu", seed)
+    projections = 42 + 1000 * seed  # peft's default, and others for other seeds
+    shape = {"r": 2, "u": 13, "weight_tying": 1.0, "target_modules": "all-linear"}
+    config = TinyLoraConfig(projection_seed=projections, task_type="CAUSAL_LM", **shape)
+    return replace(policy, model=get_peft_model(policy.model, config).eval(), lora_rank=2)
 
 
-def grow(name: str, what: str, sizes: dict[str, tuple], train: Callable) -> None:
-    """Sweep the sizes with seed 0, then train the best with each of recipe.json's seeds.
+def folded(policy: Policy) -> Policy:
+    """A copy with W' in place of W, which fast/sampler.py can read."""
+    return replace(policy, model=deepcopy(policy.model).merge_and_unload(), lora_rank=0)
 
-    sizes: {how results/es.json calls them: what train gets after the flags and the seed}.
-    """
+
+def thirteen(flags: str, seed: int, lr: float) -> tuple[Callable, dict]:
+    """As `evolution`: GRPO or, if there are no updates, SFT."""
+    cfg = config_of(flags, seed)
+    policy = tiny(seed)
+    new_env = partial(settings.make_env, cfg, cfg.difficulty)
+    tokens = {"sampled": 0, "trained": 0}
+
+    def played(temperature, seeds, k=1, number=0) -> list[list[Episode]]:
+        sampler = TorchSampler(folded(policy))
+        return play(policy, sampler, new_env, seeds, k, cfg.max_tokens, temperature, number)
+
+    if cfg.updates == 0:
+        with policy.learning():
+            sft(policy, new_env, settings.sft_seeds(cfg), replace(cfg, sft_lr=lr))
+    optimizer = adam(policy, lr)
+    number = 0
+    while cfg.updates and tokens["sampled"] < cfg.sampled_tokens:
+        groups = played(cfg.temperature, settings.task_seeds(cfg, number), cfg.k, number)
+        episodes = sum(groups, [])
+        compute_advantages(groups, cfg)
+        set_learning_rate(optimizer, settings.learning_rate(replace(cfg, lr=lr), number))
+        with policy.learning():
+            update(policy, optimizer, episodes, cfg)
+        tokens["sampled"] += sum(e.reply_tokens for e in episodes)
+        tokens["trained"] += sum(e.reply_tokens for e in episodes if any(e.advantages))
+        number += 1
+    return lambda *tasks: sum(played(*tasks), []), tokens
+
+
+def imitation(flags: str, seed: int, lr: float) -> tuple[Callable, dict]:
+    """`thirteen`, which SFT teaches to spell."""
+    return thirteen(f"{flags} --updates 0 --sft-style derives --sft-steps 100", seed, lr)
+
+
+# ---------------------------------------------------------------------------- the arms
+ARMS = {  # {arm: (what, {how results/es.json calls a size: what train gets after the seed}, train)}
+    "es": (
+        "evolution strategies: no backward pass",
+        {f"sigma {sigma} --lr {lr}": (sigma, lr) for sigma, lr in SIZES},
+        evolution,
+    ),
+    "few_grpo": (
+        "GRPO from the base, 13 parameters",
+        {f"--lr {lr}": (lr,) for lr in RATES},
+        thirteen,
+    ),
+    "few_sft": (
+        "SFT on 100 demonstrations that spell, 13 parameters",
+        {f"--sft-lr {lr}": (lr,) for lr in RATES},
+        imitation,
+    ),
+}
+
+
+def grow(name: str) -> None:
+    """Sweep the sizes of an arm with seed 0, then train the best with each of recipe.json's seeds."""
     torch.set_num_threads(1)
+    what, sizes, train = ARMS[name]
     table = study.read_tables(tables.ROOT / "runs")["recipe"]
     arm = {"what": what, "swept": {}, "seeds": [], "planned": table.seeds}
     exact = lambda episodes: [e.components["exact"] for e in episodes]
@@ -111,9 +193,9 @@ def grow(name: str, what: str, sizes: dict[str, tuple], train: Callable) -> None
         found = {how: {"exact": tables.digits(right)} for how, right in marks.items()}
         entry = {"seed": seed, "held_out": {"tier 6": found}, "tokens": tokens}
         arm["seeds"].append(entry | {"commit": run.commit(), "machine": cpu_name()})
-        tables.keep(tables.RESULTS / "es.json", {"made_by": MADE_BY}, {name: arm})
+        tables.keep(tables.RESULTS / "es.json", {"made_by": "python -m lab.es"}, {name: arm})
 
 
 if __name__ == "__main__":
-    named = {f"sigma {sigma} --lr {lr}": (sigma, lr) for sigma, lr in SIZES}
-    grow("es", "evolution strategies: no backward pass", named, train)
+    for name in sys.argv[1:] or ARMS:
+        grow(name)

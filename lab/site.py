@@ -4,8 +4,8 @@
 
 The generator is zensical; its configuration, docs/zensical.toml, has the reading order. On GitHub
 the pages link to each other and to code by relative paths. Here they are laid out in the same
-folders, so the same links work, and a link to a code file, or to a line in it, leads to a page that
-shows it with line numbers. A dead link in a Markdown page fails the build;
+folders, so the same links work, and a link to a code file leads to a page that shows it with line
+numbers. A dead link in a Markdown page fails the build;
 tests/entrance/test_site.py checks the links of the built site.
 """
 
@@ -41,12 +41,10 @@ def linked(file: str, text: str, files: set[str]) -> str:
 
     def link(match: re.Match) -> str:
         goal = os.path.normpath(os.path.join(os.path.dirname(file), match[2]))
-        goal = f"{goal}/README.md" if f"{goal}/README.md" in files else goal
         if goal not in files:
             return match[0]
         place = built(goal) if file.endswith(".html") else page_of(goal)
-        line = re.sub(r"^#L(?=\d)", "#__codelineno-0-", match[3] or "")
-        return match[1] + os.path.relpath(place, os.path.dirname(file) or ".") + line
+        return match[1] + os.path.relpath(place, os.path.dirname(file) or ".") + (match[3] or "")
 
     return LINK.sub(link, text)
 

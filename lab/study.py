@@ -129,7 +129,6 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
         return {"scripted": measured([env_swarm.play(env, number) for number in seeds])}
     load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
     sampler, found = TorchSampler(policy), {}
-    sampler.sync(0)
     batches = [seeds]
     if arm["begun"]:
         sampler = Begun(sampler, arm["begun"])
@@ -157,10 +156,8 @@ def moved(policy: Policy, make_env: Callable, seeds: list, max_tokens: int) -> l
     "RL's Razor" (Shenfeld et al. 2025, arXiv 2509.04259) measures it on the new task.
     """
     base = {name: torch.zeros_like(w) for name, w in policy.trainable().items()}  # LoRA adds 0
-    sampler = TorchSampler(policy)
     with with_weights(policy, base):
-        sampler.sync(0)
-        groups = play(policy, sampler, make_env, seeds, 1, max_tokens, 1.0, 0)
+        groups = play(policy, TorchSampler(policy), make_env, seeds, 1, max_tokens, 1.0, 0)
     found = []
     for [e] in groups:
         batch = collate([e], policy.tokenizer.pad_token_id, policy.device)

@@ -248,16 +248,20 @@ def both_ways(ours: str, right: str = "right") -> dict[str, Cell]:
     }
 
 
-def drawn_anew() -> list[str]:
-    """Of the best quarter of swarm's episodes: drawn anew minus drawn once."""
-    gains = [difference(read("why_swarm")["arms"], "cloning_again", "cloning", how) for how in WAYS]
-    what = "the best quarter drawn anew in every update, minus drawn once"
-    return [what, *(found.signed() for found in gains)]
+def differences(name: str, *rows: tuple[str, str, str, str]) -> list[list]:
+    """Rows (title, an arm of results/NAME.json, another, world): the first minus the second."""
+    found = read(name)["arms"]
+    return [
+        [title, *(difference(found, a, b, how, world).signed() for how in WAYS)]
+        for title, a, b, world in rows
+    ]
 
 
-def each_seed(how: str) -> Cell:
-    """Each seed's share of exact answers, in percent."""
-    return lambda arm: " ".join(f"{100 * right.mean():.0f}" for right in scores(arm, how=how))
+def each_seed(measure: str, how: str, form: str, scale: float = 1, middle=np.mean) -> Cell:
+    """A number per seed: the mean over its tasks, or another middle."""
+    return lambda arm: " ".join(
+        format(scale * middle(row), form) for row in scores(arm, measure, how)
+    )
 
 
 def rate(arm: dict) -> str:
@@ -331,11 +335,6 @@ def gained(arm: dict) -> list:
 def per_seed(ours: list, theirs: list) -> str:
     """'+2.1 -0.4': ours minus theirs in points, each seed."""
     return " ".join(f"{100 * (a - b).mean():+.1f}" for a, b in zip(ours, theirs))
-
-
-def moved(middle: Callable) -> Cell:
-    """How far each seed's policy is from its base: the middle over replies."""
-    return lambda arm: " ".join(f"{middle(row):.1f}" for row in scores(arm, "moved", "sampled"))
 
 
 def forgotten(how: str) -> Cell:
@@ -489,10 +488,10 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "letters, tier 6, 5 seeds": "{what}",
             "right, greedy": exact(),
-            "each seed": each_seed("greedy"),
+            "each seed": each_seed("exact", "greedy", ".0f", 100),
             "GRPO minus this": gain("few_grpo"),
             "right, sampled": exact("sampled"),
-            "each seed, sampled": each_seed("sampled"),
+            "each seed, sampled": each_seed("exact", "sampled", ".0f", 100),
             "GRPO minus this, sampled": gain("few_grpo", how="sampled"),
         },
     ),
@@ -591,7 +590,18 @@ TABLES: dict[str, Callable[[], str]] = {
             "thousand tokens sampled, trained on": tokens,
         },
     ),
-    "why_swarm_also": lambda: table("reward | greedy | sampled", [drawn_anew()]),
+    "why_swarm_also": lambda: table(
+        "reward | greedy | sampled",
+        differences(
+            "why_swarm",
+            (
+                "the best quarter drawn anew in every update, minus drawn once",
+                "cloning_again",
+                "cloning",
+                "medium",
+            ),
+        ),
+    ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
         arms("razor", "base", "start", "grpo", "positives", "spells_25", "spells_50", "spells_100"),
         {
@@ -599,8 +609,8 @@ TABLES: dict[str, Callable[[], str]] = {
             "seeds": seeds,
             "right, greedy": exact(),
             "right, sampled": exact("sampled"),
-            "moved, nats: mean of each seed": moved(np.mean),
-            "median": moved(np.median),
+            "moved, nats: mean of each seed": each_seed("moved", "sampled", ".1f"),
+            "median": each_seed("moved", "sampled", ".1f", middle=np.median),
             "alphabet begun, greedy": lambda arm: exact()(arm["others"][f"{arm['name']}_old"]),
             "this minus the base": forgotten("greedy"),
             "the same, sampled": forgotten("sampled"),
@@ -993,18 +1003,30 @@ TABLES |= {
 
 
 # ------------------------------------------------------------------------------- swarm
-def swarm_also() -> Iterable[list]:
-    """What else the page says."""
-    found = read("swarm")["arms"]
-    for what, a, b, world in (
-        ("GRPO minus the proposer", "grpo", "proposer", "medium"),
-        ("GRPO after SFT on the best player, minus that SFT", "grpo_tuned", "sft_tuned", "medium"),
-        ("GRPO minus the base", "grpo", "base", "medium"),
-        ("on hard scenarios, climbing minus hard all along", "climbs", "hard", "hard"),
-    ):
-        yield [what, *(difference(found, a, b, how, world).signed() for how in WAYS)]
-    for what, name in (("climbing", "climbs"), ("hard all along", "hard")):
-        yield [f"on hard scenarios, {what}", *(reward(how)(found[name]) for how in WAYS)]
+def swarm_also() -> list[list]:
+    """What else the page says: differences, then means."""
+    return [
+        *differences(
+            "swarm",
+            ("GRPO minus the proposer", "grpo", "proposer", "medium"),
+            (
+                "GRPO after SFT on the best player, minus that SFT",
+                "grpo_tuned",
+                "sft_tuned",
+                "medium",
+            ),
+            ("GRPO minus the base", "grpo", "base", "medium"),
+            ("on hard scenarios, climbing minus hard all along", "climbs", "hard", "hard"),
+        ),
+        *(
+            [arm["what"], *(reward(how)(arm) for how in WAYS)]
+            for arm in stages(
+                "swarm",
+                climbs="on hard scenarios, climbing",
+                hard="on hard scenarios, hard all along",
+            )
+        ),
+    ]
 
 
 def swarm_worlds() -> Iterable[list]:
@@ -1167,9 +1189,7 @@ TABLES |= {
             "turns used, of 25, sampled": lambda arm: (
                 over(scores(arm, "turns_used", "sampled")).within(0, 25).text(1)
             ),
-            "each seed": lambda arm: " ".join(
-                f"{row.mean():.1f}" for row in scores(arm, "turns_used", "sampled")
-            ),
+            "each seed": each_seed("turns_used", "sampled", ".1f"),
             "episodes that use all 25": lambda arm: percent(
                 [(row == 25).astype(float) for row in scores(arm, "turns_used", "sampled")]
             ),

@@ -1,10 +1,10 @@
-"""Protects lab/es.py: it climbs a reward of the weights, and leaves no perturbation behind. And
-lab/few.py: thirteen numbers learn, and the sampler reads what the trainer learns."""
+"""Protects lab/es.py: evolution strategies climb a reward of the weights and leave no perturbation
+behind; thirteen numbers learn, and the sampler reads what the trainer learns."""
 
 import torch
 
 from fast.sampler import TorchSampler
-from lab import es, few
+from lab import es
 from policy import plain_forward
 from steps import snapshot
 
@@ -29,12 +29,12 @@ def test_equal_rewards_leave_the_weights_as_they_were(load):
 
 
 def test_thirteen_parameters_learn_and_the_sampler_has_them():
-    policy = few.tiny(seed=0)
+    policy = es.tiny(seed=0)
     (v,) = policy.trainable().values()
     assert v.shape == (13,) and v.eq(0).all()
     with torch.no_grad():
         v += 0.5
-    [[sample]] = TorchSampler(few.folded(policy)).sample([[5, 6, 7]], 1, 8, 1.0, [[(0, 0)]])
+    [[sample]] = TorchSampler(es.folded(policy)).sample([[5, 6, 7]], 1, 8, 1.0, [[(0, 0)]])
     ids = torch.tensor([[5, 6, 7, *sample.token_ids]])
     mask = torch.arange(ids.shape[1] - 1)[None] >= 2
     found = plain_forward(policy, ids, mask).logprobs

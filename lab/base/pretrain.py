@@ -80,6 +80,7 @@ from lab.base.corpus import (
     words_between,
 )
 from lab.base.tokenizer import build
+from policy import set_learning_rate
 
 LR, LATER_LR = 3e-3, 2e-3  # the highest rate of the first round, and of each later one
 POLISHED = [0.08, 0.08, 0.84]  # how often each habit is shown after the first round
@@ -280,8 +281,7 @@ def main(cfg: Pretrain) -> None:
             for at in (bar := tqdm(range(length), desc=f"{kind} {i + 1}", mininterval=5)):
                 # the rate goes up over 100 steps, then along a cosine down to nothing
                 rate = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
+                set_learning_rate(optimizer, rate)
                 parts = BATCHES[kind](cfg, tokenizer, first + at)
                 bar.set_postfix(loss=take_step(model, optimizer, parts))
     model.to(torch.bfloat16).save_pretrained(cfg.out)
