@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 import torch
 
 from batch import Batch, collate, cut, old_logprobs
-from policy import PLAIN, How, Output, Policy, take_step, with_weights
+from policy import PLAIN, Backend, Output, Policy, take_step, with_weights
 from rollout import Episode
 
 # --------------------------------------------------------------------------- advantages
@@ -268,13 +268,13 @@ def update(
     episodes: list[Episode],
     cfg,
     reference=None,
-    how: How = PLAIN,
+    backend: Backend = PLAIN,
 ) -> Updated:
     """Train on one batch of episodes with advantages: cfg.epochs optimizer steps.
 
     cfg         a settings.Config
     reference   {name: weight} of the policy that --kl compares with
-    how         how it is computed (policy.py)
+    backend     how it is computed (policy.py)
 
     Raises FloatingPointError before the step if the loss or the gradient is not finite.
     """
@@ -282,29 +282,31 @@ def update(
     weighted = weigh(episodes, rule, cfg)  # [(episode, weight of each of its tokens)]
     if not weighted:  # nothing to learn: no step
         return Updated()
-    batches = micro_batches(policy, weighted, rule, cfg, how)
+    batches = micro_batches(policy, weighted, rule, cfg, backend)
     passes = []
     for _ in range(cfg.epochs):
         optimizer.zero_grad(set_to_none=True)
         total, logged = 0.0, []
         for batch in batches:
             ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
-            # how.forward: policy.plain_forward, or a faster one of fast/
-            output = how.forward(policy, ids, mask, cfg.temperature, rule.needs_logits)
+            # backend.forward: policy.plain_forward, or a faster one of fast/
+            output = backend.forward(
+                policy, ids, mask, cfg.temperature, rule.needs_logits
+            )
             if batch.old_logprobs is None:  # at a batch's first pass
                 # what the ratio divides by, and what a sample counts: 1 if it is fresh
                 batch.old_logprobs, batch.importance = old_logprobs(batch, output, cfg)
                 batch.weights = batch.weights * batch.importance
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
-            kl = kl_to_reference(policy, reference, batch, output, cfg, how)  # [M]
+            kl = kl_to_reference(policy, reference, batch, output, cfg, backend)  # [M]
             loss = -(batch.weights * gain).sum()
             loss = loss + cfg.kl * (batch.weights * kl).sum()
             loss.backward()  # gradients of micro-batches add up
             total += loss.item()
             logged.append((batch, to_log(rule, batch, output, ratio, gain, kl)))
         # clip the gradient, then optimizer.step(): policy.py
-        step_loss, grad_norm = take_step(policy, optimizer, total, how)
+        step_loss, grad_norm = take_step(policy, optimizer, total, backend)
         passes.append(logged)
     return Updated(step_loss, grad_norm, passes)
 
@@ -345,15 +347,15 @@ def micro_batches(
     weighted: list[tuple[Episode, torch.Tensor]],
     rule: Loss,
     cfg,
-    how: How,
+    backend: Backend,
 ) -> list[Batch]:
     """This process's part of the work, cut into pieces of cfg.micro_tokens."""
     # Of several processes each takes every n-th, by length: some of every length.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
-    mine = how.deal(by_length)
+    mine = backend.deal(by_length)
     # shared: a group's prompt is computed once, so micro_tokens counts it once. (In a
     # pass that returns logits it is not.)
-    shared = how.shares_prompts and not rule.needs_logits
+    shared = backend.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
     pieces = cut([e for e, _ in mine], cfg.micro_tokens, shared, rule.whole_groups)
@@ -391,7 +393,9 @@ RATIOS = {"token": token_ratio, "episode": episode_ratio}
 # ----------------------------------------------------- what update calls: 3. KL and log
 
 
-def kl_to_reference(policy: Policy, reference, batch: Batch, output: Output, cfg, how):
+def kl_to_reference(
+    policy: Policy, reference, batch: Batch, output: Output, cfg, backend
+):
     """With --kl: k3 of each sampled token, [M]; else zeros.
 
     It is the usual estimate (Shao et al. 2024, eq. 4). On average its value is that of
@@ -401,7 +405,9 @@ def kl_to_reference(policy: Policy, reference, batch: Batch, output: Output, cfg
     if not cfg.kl:
         return torch.zeros_like(output.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
-        original = how.forward(policy, batch.ids, batch.mask, cfg.temperature, False)
+        original = backend.forward(
+            policy, batch.ids, batch.mask, cfg.temperature, False
+        )
     return k3(output.logprobs, original.logprobs)
 
 
@@ -432,7 +438,7 @@ def to_log(rule: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
 
 
 def learn_from_teacher(
-    teacher: Policy, groups: list[list[Episode]], cfg, how: How = PLAIN
+    teacher: Policy, groups: list[list[Episode]], cfg, backend: Backend = PLAIN
 ) -> None:
     """On-policy distillation: set each token's advantage to log p_teacher - log p.
 
@@ -443,12 +449,12 @@ def learn_from_teacher(
     must have the same tokenizer and read the same prompt (--teacher refuses others).
     """
     episodes = [e for group in groups for e in group if has_score(e)]
-    for rows in cut(episodes, cfg.micro_tokens, how.shares_prompts):
+    for rows in cut(episodes, cfg.micro_tokens, backend.shares_prompts):
         part = [episodes[n] for n in rows]
         batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
         ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
         with torch.no_grad():
-            judged = how.forward(teacher, ids, mask, cfg.temperature, False)
+            judged = backend.forward(teacher, ids, mask, cfg.temperature, False)
         gaps = judged.logprobs - batch.sampler_logprobs  # [M]
         for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
             e.advantages = gap.tolist()

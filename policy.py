@@ -12,8 +12,8 @@ needs folded weights folds a copy. The embedded `models/pico_base/` (for swarm
 classes, same files.
 
 The second half of this file uses a policy the plain way: `plain_forward` computes how
-likely each token of a text is, and `PlainSampler` samples a text. `How` says how an
-update is computed, by default PLAIN. train.py may pass in the faster way of fast/,
+likely each token of a text is, and `PlainSampler` samples a text. A `Backend` says how
+an update is computed, by default PLAIN. train.py may pass in the faster one of fast/,
 which gives the same numbers.
 
 Run me: `python policy.py` shows how many weights LoRA adds to pico_base, samples one
@@ -302,7 +302,7 @@ def logprobs_and_entropy(
 
 
 @dataclass(frozen=True)
-class How:
+class Backend:
     """How an update is computed. It changes time and memory, never what is learnt.
 
     The defaults are for one process and plain torch; train.py hands in faster ones.
@@ -319,7 +319,7 @@ class How:
     bar: Callable[[list], Iterable] = lambda steps: steps
 
 
-PLAIN = How()
+PLAIN = Backend()
 
 # ------------------------------------------------------------- the optimizer's step
 
@@ -327,7 +327,7 @@ MAX_GRAD_NORM = 1.0  # gradient clipping: one bad batch must not break the polic
 
 
 def take_step(
-    policy: Policy, optimizer, loss: float, how: How = PLAIN
+    policy: Policy, optimizer, loss: float, backend: Backend = PLAIN
 ) -> tuple[float, float]:
     """One optimizer step; returns (loss, norm of the gradient before it is clipped).
 
@@ -335,7 +335,7 @@ def take_step(
     gradients. Raises FloatingPointError before the step if loss or norm is not finite.
     """
     parameters = list(policy.trainable().values())
-    loss = how.add_up(parameters, loss)
+    loss = backend.add_up(parameters, loss)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)

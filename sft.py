@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from batch import collate, cut
 from chat import encode, read_template, start_of_thought, without_start
-from policy import PLAIN, How, Policy, Sample, adam, set_learning_rate, take_step
+from policy import PLAIN, Backend, Policy, Sample, adam, set_learning_rate, take_step
 from rollout import (
     UNLIMITED,
     Episode,
@@ -28,7 +28,7 @@ from rollout import (
 
 
 def sft(
-    policy: Policy, new_env: Callable, seeds: list[int], cfg, how: How = PLAIN
+    policy: Policy, new_env: Callable, seeds: list[int], cfg, backend: Backend = PLAIN
 ) -> dict:
     """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
@@ -47,13 +47,13 @@ def sft(
     optimizer = adam(policy, cfg.sft_lr)  # SFT's own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(demonstrations, cfg.sft_batch, cfg.sft_steps, cfg.seed)
-    for i, batch in enumerate(how.bar(batches)):
+    for i, batch in enumerate(backend.bar(batches)):
         # Adam's first steps are its largest, so the rate rises over a tenth of the
         # steps; then it falls.
         rise = (i + 1) / max(1, cfg.sft_steps / 10)
         fall = (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
-        loss, _ = sft_step(policy, optimizer, batch, cfg.micro_tokens, how)
+        loss, _ = sft_step(policy, optimizer, batch, cfg.micro_tokens, backend)
         losses.append(loss)
         tokens += sum(e.reply_tokens for e in batch)
     return {"losses": losses, "tokens": tokens, **counts}
@@ -121,7 +121,7 @@ def sft_step(
     optimizer,
     episodes: list[Episode],
     micro_tokens: int,
-    how: How = PLAIN,
+    backend: Backend = PLAIN,
 ) -> tuple[float, float]:
     """One optimizer step; returns its loss and the norm of its gradient.
 
@@ -134,17 +134,17 @@ def sft_step(
     n = sum(e.reply_tokens for e in episodes)
     # Sorted, and dealt in turn to several processes: each gets some of every length.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
-    mine = how.deal(by_length)
+    mine = backend.deal(by_length)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for indices in cut(mine, micro_tokens):
         part = [mine[i] for i in indices]
         batch = collate(part, policy.tokenizer.pad_token_id, policy.device)
-        output = how.forward(policy, batch.ids, batch.mask, logits=False)
+        output = backend.forward(policy, batch.ids, batch.mask, logits=False)
         loss = -output.logprobs.sum() / n
         loss.backward()  # gradients of the parts add up
         total += loss.item()
-    return take_step(policy, optimizer, total, how)  # as in RL
+    return take_step(policy, optimizer, total, backend)  # as in RL
 
 
 def sft_batches(

@@ -35,7 +35,7 @@ from fast import logprobs, parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
 from grpo import compute_advantages, learn_from_teacher, update
-from policy import PLAIN, How, Policy, adam, set_learning_rate
+from policy import PLAIN, Backend, Policy, adam, set_learning_rate
 from settings import Config, make_env
 from sft import sft
 
@@ -46,7 +46,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # what depends on the model.
     run = open_run(cfg, user_flags)
     cfg, policy, env_at, rollouts, teacher = prepare(cfg, user_flags)
-    how = replace(how_to_compute(cfg, policy), bar=run.bar)
+    backend = replace(choose_backend(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
     run.start(cfg, policy, optimizer, rollouts)  # loads the checkpoint, if there is one
     state = run.state  # how many updates are done, and what else a resumed run needs
@@ -59,11 +59,11 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # are on, and their memory is freed at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
             new_env = partial(env_at, cfg.difficulty)
-            result = sft(policy, new_env, settings.sft_seeds(cfg), cfg, how)
+            result = sft(policy, new_env, settings.sft_seeds(cfg), cfg, backend)
         run.log_sft(result)
         # A warning, if RL's prompts are not written as those that SFT showed.
         run.warn(refusals.prompt_warnings(policy, cfg, env_at))
-        run.save(policy, optimizer, how)  # a resumed run need not do SFT again
+        run.save(policy, optimizer, backend)  # a resumed run need not do SFT again
     if state.updates == 0:  # SFT is done, RL has not begun
         evaluate("after_sft")
     reference = run.reference(policy)  # what --kl compares with; None without --kl
@@ -82,15 +82,16 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # 2 compare: how much better was each episode than the others of its group? Sets
         # Episode.advantages, one per sampled token.
         if teacher:  # instead: how much likelier does --teacher find each token?
-            learn_from_teacher(teacher, groups, cfg, how)
+            learn_from_teacher(teacher, groups, cfg, backend)
         else:
             compute_advantages(groups, cfg)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         lr = settings.learning_rate(cfg, state.updates)
         set_learning_rate(optimizer, lr)
         with rollouts.paused(), policy.learning():
-            result = update(policy, optimizer, episodes, cfg, reference, how)
-            stats = log_columns(result, groups, policy, cfg, how)  # of metrics.jsonl
+            result = update(policy, optimizer, episodes, cfg, reference, backend)
+            # the columns of metrics.jsonl
+            stats = log_columns(result, groups, policy, cfg, backend)
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
         run.log(groups, stats | {"lr": lr}, rollouts)
@@ -99,7 +100,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
         if last or run.checkpoint_due():
-            run.save(policy, optimizer, how, groups)  # with two groups as text, to read
+            run.save(policy, optimizer, backend, groups)  # two groups go in as text
         run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
     evaluate("final")
     rollouts.close()
@@ -125,7 +126,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     turns = getattr(env, "max_turns", None)  # None: it does not say
     # Do sampler and trainer agree? (With a mistake on purpose, perhaps not.)
     if not cfg.break_:
-        check_passes(policy, cfg, prompt, turns, how_to_compute(cfg, policy))
+        check_passes(policy, cfg, prompt, turns, choose_backend(cfg, policy))
     said = fit_memory(cfg, policy, len(prompt), turns)  # sets cfg.micro_tokens
     print(said, end="")
     if cfg.gradient_checkpointing:
@@ -160,14 +161,14 @@ def load_model(cfg: Config, user_flags: set[str]):
     return cfg, policy, load
 
 
-def how_to_compute(cfg: Config, policy: Policy) -> How:
+def choose_backend(cfg: Config, policy: Policy) -> Backend:
     """The faster way of fast/, or with --plain the chapters' own. In both, the work is
     split over the processes."""
-    how = replace(PLAIN, deal=parallel.shard, add_up=parallel.add_up)
+    backend = replace(PLAIN, deal=parallel.shard, add_up=parallel.add_up)
     if cfg.plain:
-        return how
+        return backend
     shares = logprobs.shares_prompts(policy.lm)
-    return replace(how, forward=logprobs.forward, shares_prompts=shares)
+    return replace(backend, forward=logprobs.forward, shares_prompts=shares)
 
 
 def evaluate_stage(cfg: Config, run, policy, rollouts, env_at, stage: str) -> None:
@@ -202,7 +203,7 @@ def main() -> None:
             refusals.preflight(cfg)
         if cfg.probe and not cfg.resume:
             cfg, policy, env_at, rollouts, _ = prepare(cfg, user_flags)
-            probe(cfg, policy, env_at, rollouts, how_to_compute(cfg, policy))
+            probe(cfg, policy, env_at, rollouts, choose_backend(cfg, policy))
         else:
             train(cfg, user_flags)
         parallel.stop()

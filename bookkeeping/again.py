@@ -175,14 +175,14 @@ def rules_of(cfg: Config) -> dict:
 
 
 # ------------------------------------------------------------------------------------ --probe
-def probe(cfg, policy, env_at, rollouts, how) -> None:
+def probe(cfg, policy, env_at, rollouts, backend) -> None:
     """SFT, a first batch, and what GRPO could learn from it. Saves nothing.
 
-    It is given what train.prepare returns, and how an update is computed.
+    It is given what train.prepare returns, and the backend of an update.
     """
     with rollouts.paused(), policy.learning():
         new_env = partial(env_at, cfg.difficulty)
-        shown = sft(policy, new_env, sft_seeds(cfg), cfg, how)
+        shown = sft(policy, new_env, sft_seeds(cfg), cfg, backend)
     # Development tasks: if the tasks come from a small file, SFT may already have shown
     # every training task.
     unseen = seeds_from(cfg, DEV_SEEDS, cfg.num_tasks)

@@ -31,7 +31,7 @@ from batch import BANDS, CAP, CAPPED, Batch
 from bookkeeping.tables import QUANTILES, SPREAD
 from fast import parallel
 from grpo import Updated, k3
-from policy import How, Policy
+from policy import Backend, Policy
 
 # Means over tokens: of an update's last epoch, or of its first (before the first step, a mismatch
 # means that sampler and trainer disagree).
@@ -59,7 +59,9 @@ COLUMNS = (
 SUMS = (*OF_LAST, *OF_FIRST, "tokens", "log_ratio", "moved", "ended", "stops")
 
 
-def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: How) -> dict:
+def log_columns(
+    updated: Updated, groups: list[list], policy: Policy, cfg, backend: Backend
+) -> dict:
     """A line about one update on these groups [G][k]. Call it while the policy still learns."""
     scored = [e for group in groups for e in group if e.stop_reason != "error"]
     n = max(1, len(scored))
@@ -100,7 +102,7 @@ def log_columns(updated: Updated, groups: list[list], policy: Policy, cfg, how: 
     line["ratio_max"] = max(parallel.gather([max(ratios, default=0.0)]))
     stale = any(e.age for group in groups for e in group)
     if line["mismatch"] > line["rounding"] and not stale:
-        line["twice"] = two_passes(policy, updated.passes[0], cfg, how)
+        line["twice"] = two_passes(policy, updated.passes[0], cfg, backend)
     return line
 
 
@@ -135,10 +137,10 @@ def sums(passes: list[tuple[Batch, dict]]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def two_passes(policy: Policy, passes: list[tuple[Batch, dict]], cfg, how: How) -> float:
+def two_passes(policy: Policy, passes: list[tuple[Batch, dict]], cfg, backend: Backend) -> float:
     """How far two passes over the same tokens differ, in nats: more than 0 with dropout."""
     gap = 0.0
     for batch, _ in passes[:1]:
-        again = lambda: how.forward(policy, batch.ids, batch.mask, cfg.temperature, False)  # noqa: B023
+        again = lambda: backend.forward(policy, batch.ids, batch.mask, cfg.temperature, False)  # noqa: B023
         gap = (again().logprobs - again().logprobs).abs().mean().item()
     return max(parallel.gather([gap]))

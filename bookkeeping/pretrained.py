@@ -30,7 +30,7 @@ from fast.sampler import TorchSampler
 from policy import (
     EMBEDDED,
     SMOLLM2,
-    How,
+    Backend,
     PlainSampler,
     Policy,
     load_policy,
@@ -161,7 +161,9 @@ MOST_NATS = {True: 0.3, False: 1e-4}  # {bfloat16?: more than that per token is 
 ENOUGH = 64  # tokens, if a layer does the same however long the text is
 
 
-def check_passes(policy: Policy, cfg, prompt: list[int], turns: int | None, how: How) -> None:
+def check_passes(
+    policy: Policy, cfg, prompt: list[int], turns: int | None, backend: Backend
+) -> None:
     """ValueError if this model would be sampled from one distribution and trained on another.
 
     A text of the longest planned conversation's length, the first prompt again and again, is read
@@ -183,7 +185,7 @@ def check_passes(policy: Policy, cfg, prompt: list[int], turns: int | None, how:
         n = min(n, ENOUGH)
     other = "another model" if cfg.plain else "--plain, or another model"
     try:
-        off = nats_off(policy, cfg, (prompt * (n // len(prompt) + 1))[:n], how)
+        off = nats_off(policy, cfg, (prompt * (n // len(prompt) + 1))[:n], backend)
     except Exception as error:  # a model's code may raise anything
         if out_of_memory(error):
             raise
@@ -201,7 +203,7 @@ def check_passes(policy: Policy, cfg, prompt: list[int], turns: int | None, how:
 
 
 @torch.no_grad()
-def nats_off(policy: Policy, cfg, text: list[int], how: How) -> dict[str, float]:
+def nats_off(policy: Policy, cfg, text: list[int], backend: Backend) -> dict[str, float]:
     """{where: nats per token that its log-probs differ by from those of one plain pass}."""
     cuts = sorted({min(START, len(text) - STEPS), len(text) - STEPS})
     engine, _ = which(cfg, policy.device, policy.n_parameters)
@@ -222,6 +224,6 @@ def nats_off(policy: Policy, cfg, text: list[int], how: How) -> dict[str, float]
     ]
     batch = collate(episodes, 0, policy.device)
     whole = plain_forward(policy, batch.ids, batch.mask).logprobs
-    trained = how.forward(policy, batch.ids, batch.mask, 1.0, False).logprobs
+    trained = backend.forward(policy, batch.ids, batch.mask, 1.0, False).logprobs
     gap = lambda logprobs: (logprobs - whole).abs().mean().item()
     return {"in sampling": gap(batch.sampler_logprobs), "in an update": gap(trained)}

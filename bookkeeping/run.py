@@ -31,7 +31,7 @@ from evaluate import eval_line, eval_sets, headline, summarize, without_failed
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.machine import cpu_name, here, peak_memory
-from policy import How, copy_weights
+from policy import Backend, copy_weights
 from rollout import Episode
 from settings import Config, known_tasks, levels_of, promote_of
 
@@ -329,10 +329,10 @@ class Run:
             yield step
             self.end_if_asked()
 
-    def save(self, policy, optimizer, how: How, groups=()) -> None:
+    def save(self, policy, optimizer, backend: Backend, groups=()) -> None:
         """Save a checkpoint, and two groups of the last batch to read."""
         update, shown = self.state.updates, groups[:2]
-        ratios = [[ratios_of(policy, e, self.cfg, how, update) for e in g] for g in shown]
+        ratios = [[ratios_of(policy, e, self.cfg, backend, update) for e in g] for g in shown]
         records.save_episodes(self.folder, update, "", policy, shown, ratios)
         self.state.seconds["total"] = time.monotonic() - self.began
         if parallel.rank() == 0:
@@ -403,7 +403,7 @@ def open_run(cfg, typed: set[str]) -> Run:
 
 
 @torch.no_grad()
-def ratios_of(policy, e: Episode, cfg, how: How, update: int) -> list[float]:
+def ratios_of(policy, e: Episode, cfg, backend: Backend, update: int) -> list[float]:
     """The importance ratios of an episode's sampled tokens, under the current policy.
 
     Raises FloatingPointError if the policy's log-probs are no longer finite: such weights must not
@@ -412,7 +412,7 @@ def ratios_of(policy, e: Episode, cfg, how: How, update: int) -> list[float]:
     if not e.token_ids:  # the environment gave no task
         return []
     batch = collate([e], policy.tokenizer.pad_token_id, policy.device)
-    now = how.forward(policy, batch.ids, batch.mask, cfg.temperature, False).logprobs  # [M]
+    now = backend.forward(policy, batch.ids, batch.mask, cfg.temperature, False).logprobs  # [M]
     if not now.isfinite().all():
         raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
     return (now - batch.sampler_logprobs).exp().tolist()

@@ -45,7 +45,7 @@ from lab.tables import RESULTS, SPEEDS, keep, speeds, table
 from policy import Policy, adam, load_policy
 from rollout import Episode, play
 from settings import Config
-from train import how_to_compute
+from train import choose_backend
 
 SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
 SIDES = {  # {side: its package}
@@ -118,14 +118,14 @@ def toss(groups: list[list[Episode]]) -> list[Episode]:
 def update_ours(setup: Setup, policy: Policy, prompts: list) -> float:
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
     cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
-    how = how_to_compute(cfg, policy)
+    backend = choose_backend(cfg, policy)
 
     def batch(step: int) -> None:  # as in train.py
         sampler.sync(step)
         seeds = [SEEDS + step * setup.tasks + i for i in range(setup.tasks)]
         groups = play(policy, sampler, new_env, seeds, setup.k, setup.reply, 1.0, step)
         with sampler.asleep(), policy.learning():
-            update(policy, optimizer, toss(groups), cfg, how=how)
+            update(policy, optimizer, toss(groups), cfg, backend=backend)
 
     return seconds(batch)
 

@@ -18,7 +18,7 @@ from policy import PICO, load_policy
 from rollout import Episode
 from sft import sft_step
 from steps import FLAGS, stir, train_on
-from train import how_to_compute
+from train import choose_backend
 
 CASES = {
     "grpo": dict(loss="grpo"),
@@ -78,8 +78,8 @@ def results() -> dict:
         keep = lambda *_, w=weights, kept=kept: kept.append(flat(p.grad for p in w.values()))
         optimizer.register_step_pre_hook(keep)
         if name == "sft":
-            how = how_to_compute(FLAGS, policy)
-            loss, norm = sft_step(policy, optimizer, sum(batch(), []), 100, how)
+            backend = choose_backend(FLAGS, policy)
+            loss, norm = sft_step(policy, optimizer, sum(batch(), []), 100, backend)
             stats = {"loss": loss, "grad_norm": norm}
         else:
             reference = {n: p.detach() * 0.9 for n, p in weights.items()}  # for a KL

@@ -13,7 +13,7 @@ import grpo
 from bookkeeping.columns import log_columns
 from policy import MAX_GRAD_NORM
 from settings import Config
-from train import how_to_compute
+from train import choose_backend
 
 FLAGS = Config(temperature=1.0, max_tokens=20, micro_tokens=10**9, importance="clip")
 
@@ -30,9 +30,9 @@ def train_on(policy, optimizer, groups, reference=None, version=None, **flags) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("policy.MAX_GRAD_NORM", longest)
         grpo.compute_advantages(groups, cfg)
-        how = how_to_compute(cfg, policy)
-        done = grpo.update(policy, optimizer, sum(groups, []), cfg, reference, how)
-        return log_columns(done, groups, policy, cfg, how)
+        backend = choose_backend(cfg, policy)
+        done = grpo.update(policy, optimizer, sum(groups, []), cfg, reference, backend)
+        return log_columns(done, groups, policy, cfg, backend)
 
 
 def naive_logprobs(policy, token_ids: list[int], temperature: float = 1.0) -> torch.Tensor:

@@ -19,7 +19,7 @@ from helpers import assert_one_sentence, random_rows, write_folder
 from policy import PICO, PICO_SWARM, PlainSampler
 from settings import Config
 from steps import assert_close, gradients, snapshot
-from train import how_to_compute
+from train import choose_backend
 
 
 def loss_of(policy, seed: int = 0) -> torch.Tensor:
@@ -112,14 +112,14 @@ def test_a_model_trains_on_what_it_samples_or_is_refused_in_one_sentence(load, n
     says, quiet = ODD_MODELS[name]
     policy = load(kind, 0 if name.endswith("_0") else 4)
     cfg = Config(env="mine.py:Mine", max_tokens=60, plain=plain)
-    how = how_to_compute(cfg, policy)
+    backend = choose_backend(cfg, policy)
     prompt = torch.randint(11, 1000, (40,)).tolist()
     if says and not (plain and kind in ("mamba", "llama4")):  # these may be sampled plainly
         with pytest.raises(ValueError, match=says) as error:
-            check_passes(policy, cfg, prompt, 1, how)
+            check_passes(policy, cfg, prompt, 1, backend)
         assert_one_sentence(error)
         return
-    check_passes(policy, cfg, prompt, 1, how)
+    check_passes(policy, cfg, prompt, 1, backend)
     # Rows of several lengths, as in a run: short of the longest, and with a group's prompt.
     sampler = PlainSampler(policy) if plain else TorchSampler(policy)
     prompts = [prompt, prompt[:7]]
@@ -128,7 +128,7 @@ def test_a_model_trains_on_what_it_samples_or_is_refused_in_one_sentence(load, n
         for sample in samples:
             ids = torch.tensor([prompt + sample.token_ids] * 2)
             mask = (torch.arange(ids.shape[1] - 1) >= len(prompt) - 1).repeat(2, 1)
-            trained = how.forward(policy, ids, mask, 1.0, False).logprobs
+            trained = backend.forward(policy, ids, mask, 1.0, False).logprobs
             assert (trained - torch.tensor(sample.logprobs * 2)).abs().max() < 1e-4
     if quiet:
         checkpoint_activations(policy)

@@ -29,15 +29,15 @@ def test_the_fast_way_and_the_plain_one_train_smollm2_alike():
     for name, more in (("fast", []), ("plain", ["--plain"])):
         cfg, flags = settings.command_line([*SHORT.split(), *more])
         cfg, policy, env_at, rollouts, _ = train.prepare(cfg, flags)
-        how = train.how_to_compute(cfg, policy)
+        backend = train.choose_backend(cfg, policy)
         with policy.learning():
             new_env = partial(env_at, cfg.difficulty)
-            shown = sft(policy, new_env, settings.sft_seeds(cfg), cfg, how)["losses"]
+            shown = sft(policy, new_env, settings.sft_seeds(cfg), cfg, backend)["losses"]
         own = rollouts.play(0, cfg.difficulty)
         groups = groups or deepcopy(own)
         with policy.learning():
-            mismatch = learn(policy, cfg, how, own, lr=0.0)["mismatch"]  # nothing moves
-            first, second = (learn(policy, cfg, how, groups, lr=1e-4) for _ in range(2))
+            mismatch = learn(policy, cfg, backend, own, lr=0.0)["mismatch"]  # nothing moves
+            first, second = (learn(policy, cfg, backend, groups, lr=1e-4) for _ in range(2))
         assert mismatch < 1e-4
         found[name] = [
             *shown,
@@ -54,10 +54,10 @@ def test_the_fast_way_and_the_plain_one_train_smollm2_alike():
     )  # there was something to compare
 
 
-def learn(policy, cfg, how, groups: list[list], lr: float) -> dict[str, float]:
+def learn(policy, cfg, backend, groups: list[list], lr: float) -> dict[str, float]:
     """An update that makes every other reply likelier and the rest less likely; its columns."""
     episodes = sum(groups, [])
     for i, e in enumerate(episodes):
         e.advantages = [1.0 - 2 * (i % 2)] * e.reply_tokens
-    result = update(policy, adam(policy, lr), episodes, cfg, None, how)
-    return log_columns(result, groups, policy, cfg, how)
+    result = update(policy, adam(policy, lr), episodes, cfg, None, backend)
+    return log_columns(result, groups, policy, cfg, backend)
