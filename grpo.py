@@ -101,9 +101,7 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     # What advantages are divided by is the loss's choice (LOSSES, further down): for
     # most the std, which gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). dr_grpo, that paper's loss, does not divide.
-    divide = LOSSES[cfg.loss].divide
-    if not cfg.normalize:  # --no-normalize
-        divide = "none"
+    divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"  # --no-normalize
     episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
