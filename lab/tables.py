@@ -232,10 +232,14 @@ def beside(ours: str, rows: list[dict], measure: str = "exact") -> list[dict]:
             name: compare.differ(of[ours], theirs) for name, theirs in of.items() if name != ours
         }
         p = dict(zip(found, map(compare.small, compare.holm([p for _, p, _ in found.values()]))))
-        told = lambda x: x.within(-1.0, 1.0).points() if measure == "exact" else x.signed()
-        text = {name: f"{told(gain)}, p {p[name]}" for name, (gain, *_) in found.items()}
+        text = {name: f"{told(gain, measure)}, p {p[name]}" for name, (gain, *_) in found.items()}
         rows = [row | {how: text.get(row["name"], "")} for row in rows]
     return rows
+
+
+def told(gain: metrics.Interval, measure: str) -> str:
+    """A difference: of shares in points, of rewards as it is."""
+    return gain.within(-1.0, 1.0).points() if measure == "exact" else gain.signed()
 
 
 def both_ways(ours: str, right: str = "right") -> dict[str, Cell]:
@@ -248,11 +252,12 @@ def both_ways(ours: str, right: str = "right") -> dict[str, Cell]:
     }
 
 
-def differences(name: str, *rows: tuple[str, str, str, str]) -> list[list]:
+def differences(name: str, *rows: tuple[str, str, str, str], measure: str = "reward") -> list[list]:
     """Rows (title, an arm of results/NAME.json, another, world): the first minus the second."""
     found = read(name)["arms"]
+    gain = lambda a, b, world, how: difference(found, a, b, how, world, measure)
     return [
-        [title, *(difference(found, a, b, how, world).signed() for how in WAYS)]
+        [title, *(told(gain(a, b, world, how), measure) for how in WAYS)]
         for title, a, b, world in rows
     ]
 
@@ -266,8 +271,8 @@ def each_seed(measure: str, how: str, form: str, scale: float = 1, middle=np.mea
 
 def rate(arm: dict) -> str:
     """The learning rate that was best on development tasks; es.json's is a step along noise."""
-    rates = re.findall(r"--lr (\S+)", arm["settings"])
-    if not rates:  # it learnt by SFT alone
+    rates = re.findall(r"-lr (\S+)", arm["settings"])  # --lr, or SFT's
+    if not rates:
         return ""
     return f"{rates[-1]} (step)" if arm["name"] == "es" else rates[-1]
 
@@ -473,15 +478,35 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "recipe_weights": lambda: made(
-        arms("recipe", "all_weights", "all_weights_longer"),
+        stages(
+            "recipe",
+            rank_1="RL, rank 1",
+            sft_rank_1="SFT, rank 1",
+            grpo="RL, rank 32",
+            sft_rank_32="SFT, rank 32",
+            all_weights="RL, all weights",
+            all_weights_longer="RL, all weights, six times the tokens",
+            sft_all_weights="SFT, all weights",
+        ),
         {
             "letters, tier 6": "{what}",
             "seeds": seeds,
             "rate": rate,
             "right, greedy": exact(),
             "right, sampled": exact("sampled"),
-            "thousand tokens sampled, trained on": tokens,
+            "thousand tokens that RL sampled, trained on": tokens,
         },
+    ),
+    "recipe_sft": lambda: table(
+        "letters, tier 6, 5 seeds | greedy | sampled",
+        differences(
+            "recipe",
+            ("rank 1: RL minus SFT", "rank_1", "sft_rank_1", "tier 6"),
+            ("rank 32: RL minus SFT", "grpo", "sft_rank_32", "tier 6"),
+            ("SFT: rank 32 minus rank 1", "sft_rank_32", "sft_rank_1", "tier 6"),
+            ("SFT: all weights minus rank 1", "sft_all_weights", "sft_rank_1", "tier 6"),
+            measure="exact",
+        ),
     ),
     "recipe_few": lambda: made(  # thirteen parameters: GRPO beside SFT
         arms("es", "few_grpo", "few_sft"),
