@@ -66,8 +66,8 @@ TIERS = {
 }
 
 # How the scripted expert answers. SFT, the warm-up before RL, teaches the model to
-# imitate it. Which of them the model's own replies look like is its habit. (The README
-# says: answers at once, states the counts, spells it out.)
+# imitate it. Which of them the model's own replies look like is its habit. (The pages
+# say: it answers at once, states the counts, spells it out.)
 STYLES = {
     "bare": "the answer alone",
     "states": "thinks, but only states the counts: the format without the algorithm",

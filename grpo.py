@@ -17,7 +17,8 @@ rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
 is minus the mean advantage: about 0, whatever the weights are. Its gradient is not 0,
-because p moves and p_old does not: at 1 it is that of log p. Every loss has this form:
+because p moves and p_old does not: at a ratio of 1 it is that of log p. Every loss has
+this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -292,7 +293,8 @@ def update(
                 policy, ids, mask, cfg.temperature, rule.needs_logits
             )
             if batch.old_logprobs is None:  # at a batch's first pass
-                # what the ratio divides by, and what a sample counts: 1 if it is fresh
+                # what the ratio divides by, and what a sample counts: about 1 if it is
+                # fresh, in the gain and in the KL
                 batch.old_logprobs, batch.importance = old_logprobs(batch, output, cfg)
                 batch.weights = batch.weights * batch.importance
             ratio = RATIOS[rule.ratio](batch, output)  # [M]

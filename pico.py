@@ -203,8 +203,8 @@ def main(seed: int, updates: int) -> None:
 def first_task(seed: int, updates: int) -> int:
     """The number of a run's first task. Runs with other seeds have other tasks.
 
-    Each --seed has 800,000 numbers of its own, enough for 100,000 updates of 8 tasks.
-    Those of the last seed end before SFT's begin.
+    Each --seed has most * TASKS numbers of its own: 800,000, enough for 100,000 updates
+    of 8 tasks. Those of the last seed end before SFT's begin.
     """
     most = 100_000  # updates of a run
     last_seed = SFT_SEEDS[0] // (most * TASKS) - 1
@@ -360,8 +360,8 @@ def draw(logprobs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     book, and expect the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # Rounding leaves the last sum just off 1, so uniform is scaled by it. It can still
-    # push the target past the last entry; clamp then takes the last token.
+    # Rounding leaves the last sum just off 1, so uniform is scaled by it. Rounding can
+    # still push the target past the last entry; clamp then takes the last token.
     target = uniform[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)

@@ -144,11 +144,12 @@ def play(
         for player in active:
             sample = player.reply
             take_turn(policy, player.episode, player.env, sample, longest_prompt)
-            # Whoever plays on keeps the reply's cache. Any other cache is freed here,
-            # so nothing else may hold on to the sample.
+            # Whoever plays on keeps the reply's cache. Any other cache is freed here:
+            # nothing else holds on to the sample.
             over = player.episode.stop_reason != ""
             player.cache = None if over else sample.cache
             player.reply = None
+            del sample
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)

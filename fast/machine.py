@@ -344,7 +344,7 @@ def nvidia_driver() -> str:
 
 # Parameters up to which a model computes in float32 on every card. SmolLM2 (135M) took no more time
 # in it on an H200, and clip, the default of --importance for its size, goes wrong in bfloat16
-# (grpo.py; results/card.json). 200M is a guess from that one model.
+# (docs/hardware.md, results/card.json). 200M is a guess from that one model.
 SMALL = 200e6
 
 

@@ -1,18 +1,18 @@
-"""Two ways to learn that train.py does not have, beside results/recipe.json: the same tasks and tokens.
+"""Two ways to learn that train.py does not have, with the tasks and tokens of results/recipe.json.
 
     python -m lab.es                # all arms of results/es.json
     python -m lab.es few_grpo       # one of them
 
 RL without a backward pass: perturb the weights, play, move to where more was earned. Evolution
 strategies (Salimans et al. 2017, arXiv 1703.03864; for language models Qiu et al. 2025, arXiv
-2509.24372). Nothing is differentiated, so any reward of a whole policy will do, and sampling is all
-that it costs. It begins after the SFT of recipe.json.
+2509.24372). Nothing is differentiated, so any reward of a whole policy will do, and sampling is
+all that it costs. It begins after the SFT of recipe.json.
 
-Thirteen parameters, which all layers share: TinyLoRA (Morris et al. 2026, "Learning to Reason in 13
-Parameters", arXiv 2602.04118), as peft has it: W' = W + U S (Σ v_i P_i) Vᵀ. U, S and V hold the two
-largest components of W's singular value decomposition. P_i are fixed random matrices, other ones for
-each layer and seed. Only v [13] learns. GRPO begins with the base, without a warm-up; SFT is shown
-100 demonstrations that spell.
+Thirteen parameters, which all layers share: TinyLoRA (Morris et al. 2026, "Learning to Reason in
+13 Parameters", arXiv 2602.04118), as peft has it: W' = W + U S (Σ v_i P_i) Vᵀ. U, S and V hold the
+two largest components of W's singular value decomposition. P_i are fixed random matrices, other
+ones for each layer and seed. Only v [13] learns. GRPO begins with the base, without a warm-up; SFT
+is shown 100 demonstrations that spell.
 
 Sizes are swept with seed 0 on development tasks; the best is played on held-out tasks with each of
 the table's seeds.
@@ -174,7 +174,7 @@ ARMS = {  # {arm: (what, {how results/es.json calls a size: what train gets afte
 
 
 def grow(name: str) -> None:
-    """Sweep the sizes of an arm with seed 0, then train the best with each of recipe.json's seeds."""
+    """Sweep the sizes of an arm with seed 0, then train the best with each seed of recipe.json."""
     torch.set_num_threads(1)
     what, sizes, train = ARMS[name]
     table = study.read_tables(tables.ROOT / "runs")["recipe"]

@@ -271,7 +271,8 @@ def each_seed(measure: str, how: str, form: str, scale: float = 1, middle=np.mea
 
 def rate(arm: dict) -> str:
     """The learning rate that was best on development tasks; es.json's is a step along noise."""
-    rates = re.findall(r"-lr (\S+)", arm["settings"])  # --lr, or SFT's
+    find = lambda flag: re.findall(rf"--{flag} (\S+)", arm["settings"])
+    rates = find("lr") or find("sft-lr")  # the latter if it learnt by SFT alone
     if not rates:
         return ""
     return f"{rates[-1]} (step)" if arm["name"] == "es" else rates[-1]
@@ -288,8 +289,7 @@ def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()
 
     def cell(arm: dict) -> str:
         found = difference(arm["others"], ours, arm["name"], how, "", measure, arm["level"])
-        text = found.within(-1.0, 1.0).points() if measure == "exact" else found.signed()
-        return "" if arm["name"] in (ours, *but) else text
+        return "" if arm["name"] in (ours, *but) else told(found, measure)
 
     return cell
 
@@ -494,6 +494,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "rate": rate,
             "right, greedy": exact(),
             "right, sampled": exact("sampled"),
+            "samples that spell": mean("habit_derives", ".0%", "sampled"),
             "thousand tokens that RL sampled, trained on": tokens,
         },
     ),
