@@ -424,6 +424,7 @@ def pairs(what: str, name: str, *rows: tuple[str, str, str], level: float = 0.95
 LENGTHS = {
     "climbs": "climbs",
     "tier7": "tier 7 from the start",
+    "positives": "tier 7, REINFORCE",
     "star": "tier 7, STaR",
     "rft": "tier 7, RFT",
     "tier6": "stays on tier 6",
@@ -587,6 +588,7 @@ TABLES: dict[str, Callable[[], str]] = {
             begun="the base, with the first tokens of a derivation given",
             rft="RFT: samples of the base, drawn once, the right ones imitated",
             star="STaR: five rounds, each with new samples, the right ones imitated",
+            positives="REINFORCE: right ones alone, drawn anew in every update",
             tier7="GRPO: samples anew in every update, compared with their group",
         ),
         {
