@@ -49,7 +49,7 @@ def test_the_fast_way_and_the_plain_one_train_smollm2_alike():
         columns = ("loss", "grad_norm", "entropy", "ratio", "kl_ref")
         found.append([*shown["losses"], *(line[c] for line in (first, second) for c in columns)])
     assert greedy[0] == greedy[1]
-    assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-3)
+    assert found[0] == pytest.approx(found[1], rel=0, abs=1e-3)
 
 
 def learn_by_hand(policy, cfg, backend, reference, groups: list[list], lr: float) -> dict:
