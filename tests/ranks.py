@@ -27,7 +27,9 @@ CASES = {
     "gspo": dict(loss="gspo"),
     "batch baseline": dict(loss="grpo", baseline="batch"),
     "two epochs": dict(loss="grpo", epochs=2),
-    "sequence weights": dict(loss="grpo", importance="sequence"),
+    # An episode's weight is the exp of a sum over its tokens, and with it rounding grows. Alone in
+    # its micro-batch, a row is computed alike however many processes there are.
+    "sequence weights": dict(loss="grpo", importance="sequence", micro_tokens=1),
     "token weights, old": dict(loss="cispo", importance="token", version=3),
     "reference": dict(loss="grpo", kl=0.1),
     "sft": {},
