@@ -62,13 +62,13 @@ class Episode:
     components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
     # An entry for each *sampled* token, so this list is shorter than the three above.
-    # Set by grpo.compute_advantages or learn_from_teacher, read by the loss.
+    # Set by grpo.compute_advantages or teacher_advantages, read by the loss.
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
     error: str = ""  # with stop_reason "error": what happened, in one line
     messages: list[dict] = field(default_factory=list)  # as text, to read
-    # For samples of an older policy (batch.old_logprobs). Skip these two at first.
+    # For samples of an older policy (batch.off_policy_terms). Skip these two at first.
     policy_version: int = 0  # updates done when this was sampled
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
 

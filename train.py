@@ -34,7 +34,7 @@ from evaluate import eval_sets
 from fast import logprobs, parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
-from grpo import compute_advantages, learn_from_teacher, update
+from grpo import compute_advantages, teacher_advantages, update
 from policy import PLAIN, Backend, Policy, adam, set_learning_rate
 from settings import Config, make_env
 from sft import sft
@@ -82,7 +82,7 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # 2 compare: how much better was each episode than the others of its group? Sets
         # Episode.advantages, one per sampled token.
         if teacher:  # instead: how much likelier does --teacher find each token?
-            learn_from_teacher(teacher, groups, cfg, backend)
+            teacher_advantages(teacher, groups, cfg, backend)
         else:
             compute_advantages(groups, cfg)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
