@@ -124,7 +124,7 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
 
 # ------------------------------------------------------ samples of another policy
 
-# The choices of --importance, which old_logprobs explains.
+# The choices of --importance, which off_policy_terms explains.
 IMPORTANCE = ("clip", "none", "token", "sequence", "token_mask", "sequence_mask")
 CAPPED = ("token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
@@ -133,7 +133,7 @@ CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not 
 BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
-def old_logprobs(
+def off_policy_terms(
     batch: Batch, output: Output, cfg
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the ratio divides by (as log-probs), and what a sample counts: [M], [M].

@@ -1,4 +1,4 @@
-"""Letter counting: the smallest environment in which thinking pays.
+"""Letter counting: the smallest environment in which working step by step pays.
 
 The user asks how often some letters occur in a string. The model answers inside
 <answer>…</answer>: a bare integer when one letter is asked for, a JSON object when
@@ -13,16 +13,17 @@ several are. One turn, exact reward.
                <answer>{"a": 3, "q": 0}</answer>
 
 Why this task: it is hard to count 60 letters at a glance, and easy if you spell the
-string out with a running tally. So the reward goes up when the policy (the model being
-trained) takes up the *habit of thinking*, and we can watch it do so. The ten tiers of
-difficulty range from short English words to 500 random letters. They come from
-Atropos, a public collection of RL environments.
+string out with a running tally. So the reward rises when the policy (the model being
+trained) takes up the *habit of spelling*, and we can watch it happen. The ten tiers
+range from short English words to 500 random letters. They come from Atropos, a public
+collection of RL environments.
 
 An environment sets a task and scores how it was played; each play is an *episode*. It
 is plain Python and knows nothing of tokens or tensors:
 
     reset(seed) -> messages                 the task
-    step(reply) -> (new messages, done)     the answer to a reply; is it over?
+    step(reply) -> (new messages, done)     the answer to a reply; is it over? There is
+                                            no reward yet
     score() -> {"reward": …, …}             after the last reply
     expert_reply() -> str                   what SFT imitates
 
@@ -30,8 +31,8 @@ and three attributes:
 
     think                                   may a reply think?
     tools                                   JSON schemas, or None
-    max_turns                               1, if there is one reply; else it may be
-                                            missing
+    max_turns                               the most replies in an episode; may be left
+                                            out unless it is 1
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -51,8 +52,8 @@ from typing import ClassVar
 TIERS = {
     # tier: (source, shortest and longest string, p_several, fewest and most letters)
     # A task asks for one letter or, with probability p_several, for several: between
-    # fewest and most, but at least 2 and at most 26. (The numbers are those of Atropos;
-    # tier 10 always asks for all 26 letters.)
+    # fewest and most, but at least 2. The number of letters is capped at 26. (The
+    # numbers are those of Atropos; tier 10 always asks for all 26 letters.)
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
     3: ("word", 8, 18, 0.6, 2, 3),
@@ -66,15 +67,15 @@ TIERS = {
 }
 
 # How the scripted expert answers. SFT, the warm-up before RL, teaches the model to
-# imitate it. Which of them the model's own replies look like is its habit. (The pages
-# say: it answers at once, states the counts, spells it out.)
+# imitate it. The style that the model's own reply resembles is called its *habit*. (The
+# pages say: it answers at once, states the counts, spells it out.)
 STYLES = {
     "bare": "the answer alone",
     "states": "thinks, but only states the counts: the format without the algorithm",
     "derives": "spells the string with a running tally and reads it off: the algorithm",
 }
 
-# In characters. An honest answer about 26 letters has under 300.
+# In characters. An honest answer about 26 letters has under 300 characters.
 LONGEST_ANSWER = 1000
 LONGEST_REPLY = 2000  # with --no-think: a longer one could hide a tally
 
@@ -124,7 +125,7 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
     letters = []
     for _ in range(n_letters):
         if rng.random() < p_present:
-            pool = present or absent  # an empty list is false: draw from the other
+            pool = present or absent  # falls back on the other list if this is empty
         else:
             pool = absent or present
         letters.append(pool.pop())
@@ -134,15 +135,16 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
 
 def question(task: Task, think: bool) -> str:
     """The user's message."""
-    letters, form = "letter", "count as a number"
+    what, answer = "letter", "count as a number"
     if len(task.letters) > 1:
-        letters, form = "letters", "counts as JSON"
-    ask = f'Count the {letters} {", ".join(task.letters)} in "{task.text}".'
-    give = f"the {form} inside <answer> and </answer>."
+        what, answer = "letters", "counts as JSON"
+    ask = f'Count the {what} {", ".join(task.letters)} in "{task.text}".'
     if not think:
-        return f"{ask} Do not think. Give {give}"
-    may_think = "Think first inside <think> and </think> if that helps."
-    return f"{ask} {may_think} Then give {give}"
+        return f"{ask} Do not think. Give the {answer} inside <answer> and </answer>."
+    return (
+        f"{ask} Think first inside <think> and </think> if that helps. "
+        f"Then give the {answer} inside <answer> and </answer>."
+    )
 
 
 def write_reply(task: Task, style: str) -> str:
@@ -195,8 +197,8 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     body = rest.partition("<answer>")[2].partition("</answer>")[0].strip()
     if len(body) > LONGEST_ANSWER:
         return None
-    # 2. For a single letter, the answer is an integer. (More digits are no count, and
-    # int() would be slow on thousands of them.)
+    # 2. For a single letter, the answer is an integer. (More than six digits cannot be
+    # a count, and int() is slow on thousands.)
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
     # 3. For several, a JSON object.
@@ -206,12 +208,16 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
         return None
     if type(answer) is not dict:
         return None
-    # 4. Each count is an integer. isinstance(True, int) holds, so types are compared.
+    # 4. Each count is an integer. isinstance(True, int) is true, so exact types are
+    # compared.
     return answer if all(type(n) is int for n in answer.values()) else None
 
 
 def each_letter_once(pairs: list[tuple]) -> dict:
-    """A JSON object. json would let {"a": 3, "a": 4} pass as {"a": 4}."""
+    """Build a JSON object; refuse a repeated letter.
+
+    (json alone keeps the last: {"a": 3, "a": 4} would become {"a": 4}.)
+    """
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a letter was answered twice")
     return dict(pairs)
@@ -235,7 +241,9 @@ def score_reply(
     answer = parse_answer(reply, several)
     if not think and not is_one_block(reply, "answer", LONGEST_REPLY):
         answer = None
-    if answer is not None and not several:  # from here on like an answer in JSON
+    if (
+        answer is not None and not several
+    ):  # from here on, treated like an answer in JSON
         answer = {task.letters[0]: answer}
     fraction = 0.0  # the share of the counts that are right
     if answer is not None and answer.keys() == truth.keys():
@@ -258,7 +266,7 @@ def is_one_block(reply: str, tag: str, longest: int) -> bool:
 
     For replies that are not allowed to think. A tally could hide in extra text or white
     space. So a reply must not have more than `longest` characters, nor 8 white-space
-    characters in a row. No honest reply has either. (env_alphabet.py has another tag.)
+    characters in a row. No honest reply has either. (env_alphabet.py uses another tag.)
     """
     if len(reply) > longest or re.search(r"\s{8}", reply):
         return False
@@ -266,25 +274,16 @@ def is_one_block(reply: str, tag: str, longest: int) -> bool:
 
 
 def habit_of(reply: str) -> str:
-    """Which of STYLES a reply looks like: does it think, and letter by letter?"""
+    """Which of STYLES a reply looks like: does it think, and letter by letter?
+
+    Only the form is looked at: the tally may be wrong.
+    """
     thinking = split_thinking(reply)[0]
     items = thinking[:10_000].split()  # an honest one has under 3,000 characters
     if not items:
         return "bare"
     letters = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
     return "derives" if len(letters) > len(items) / 2 else "states"
-
-
-def check_choice(flag: str, value, choices, environment: str) -> None:
-    """ValueError unless value is one of the choices. (All environments use it.)
-
-    flag: what the user typed before the value: "--difficulty " or "--set version=".
-    """
-    if value not in choices:
-        known = ", ".join(map(str, choices))
-        raise ValueError(
-            f"{flag}{value}: {environment} knows {known}; choose one of them"
-        )
 
 
 @dataclass
@@ -295,7 +294,7 @@ class Letters:
     reward_kind: str  # --reward: "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # --sft-style: how the expert answers, one of STYLES
-    # A ClassVar is no field: it is the same for all objects, and no flag sets it.
+    # A ClassVar is not a dataclass field: all objects share it, and no flag sets it.
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 
@@ -323,6 +322,18 @@ class Letters:
         return write_reply(self.task, self.style if self.think else "bare")
 
 
+def check_choice(flag: str, value, choices, environment: str) -> None:
+    """ValueError unless value is one of the choices. (All environments use it.)
+
+    flag: what the user typed before the value: "--difficulty " or "--set version=".
+    """
+    if value not in choices:
+        known = ", ".join(map(str, choices))
+        raise ValueError(
+            f"{flag}{value}: {environment} accepts {known}; choose one of them"
+        )
+
+
 if __name__ == "__main__":
     env = Letters(difficulty=6, reward_kind="binary", think=True, style="derives")
     print("user      ", env.reset(seed=7)[0]["content"])
@@ -336,6 +347,6 @@ if __name__ == "__main__":
     }
     for player, reply in replies.items():
         env.step(reply)
-        parts = env.score().items()
-        scores = {name: round(x, 2) for name, x in parts if "habit" not in name}
+        components = env.score().items()
+        scores = {name: round(x, 2) for name, x in components if "habit" not in name}
         print(f"\n{player}, habit {habit_of(reply)!r}\n   {reply!r}\n   {scores}")

@@ -16,9 +16,9 @@ policy. A batch gives one optimizer step by default. So the importance ratio, p 
 rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
-is minus the mean advantage: about 0, whatever the weights are. Its gradient is not 0,
-because p moves and p_old does not: at a ratio of 1 it is that of log p. Every loss has
-this form:
+is minus the mean advantage: about 0, whatever the model is. Its gradient is not 0,
+because p depends on the model and p_old does not: at a ratio of 1 it is the gradient of
+advantage · log p. Every loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from batch import Batch, collate, cut, old_logprobs
+from batch import Batch, collate, cut, off_policy_terms
 from policy import PLAIN, Backend, Output, Policy, take_step, with_weights
 from rollout import Episode
 
@@ -49,9 +49,9 @@ def group_advantages(
 ) -> torch.Tensor:
     """rewards [G, k] -> advantages [G, k]: each reward minus a mean, then divided.
 
-    By default that is (rewards - mean) / (std + 1e-6) of each row. The rest is for
-    ties, for failed episodes (their reward is NaN: they get 0, and count in no mean)
-    and for other choices:
+    By default that is (rewards - mean) / (std + 1e-6) of each row. The rest handles
+    ties, failed episodes (their reward is NaN: they get 0, and count in no mean) and
+    these options:
 
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
               §4.1.2); "batch": those of all episodes; "none": the reward itself;
@@ -92,23 +92,24 @@ def group_advantages(
 def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     """Set Episode.advantages, one number per sampled token, for a batch of groups.
 
-    An episode's advantage is how much better it was than its group, and all its tokens
-    share it. Failed episodes get 0, and do not count in the means.
+    An episode's advantage is how much better it was than its group. All its tokens
+    share it, over all turns. Failed episodes get 0, and do not count in the means.
 
     Only if the environment pays each turn (Episode.turn_rewards) does each turn have an
-    advantage of its own, which its tokens share. Without such pay, the passes of the
-    loop over turns all give the same numbers.
+    advantage of its own. The loop over turns is for that case: in any other, each pass
+    computes the same numbers again.
     """
     # What advantages are divided by is the loss's choice (LOSSES, further down): for
     # most the std, which gives more weight to tasks that nearly always or nearly never
-    # succeed (Liu 2025). dr_grpo, that paper's loss, does not divide.
+    # succeed (Liu 2025). dr_grpo, that paper's loss, does not divide; it also weighs
+    # tokens differently.
     divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"  # --no-normalize
     episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
         e.advantages = []
     for turn in range(max(map(len, lengths))):
-        rewards = [[reward_from(e, turn) for e in group] for group in groups]
+        rewards = [[reward_to_go(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
         advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
         flat = advantages.flatten().tolist()  # [G · k]
@@ -117,14 +118,14 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
                 e.advantages += [advantage] * length[turn]
 
 
-def reward_from(e: Episode, turn: int) -> float:
+def reward_to_go(e: Episode, turn: int) -> float:
     """What an episode earned from this turn on; NaN if its environment failed.
 
     If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
     by the rewards from that turn on: what came before cannot be their merit. Of
-    turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that has
-    ended before this turn is compared by what its last turn earned: [3] counts as 3 in
-    turn 2. So to go on pays only if it earns more than that.
+    turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that ended
+    earlier counts with what its last turn earned: [3] is 3 in turn 2. So going on pays
+    only if it earns more than stopping did.
 
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
@@ -156,12 +157,12 @@ def clipped_surrogate(
     gains no more from moving on: its gradient is 0.
     """
     low, high = clip
-    limited = ratio.clamp(1 - low, 1 + high)  # [M]
-    return torch.minimum(ratio * batch.advantages, limited * batch.advantages)
+    clipped = ratio.clamp(1 - low, 1 + high)  # [M]
+    return torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
 
 
 def reinforce(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """A · log p: for fresh samples, as it ignores the ratio. [M]"""
+    """A · log p. It ignores the ratio, so it is right only for fresh samples. [M]"""
     return batch.advantages * output.logprobs
 
 
@@ -192,25 +193,28 @@ def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tenso
 class Loss:
     """A row of LOSSES.
 
+    Episodes whose advantage is 0 are left out, unless needs_logits or whole_groups is
+    set, or --kl is on.
+
     gain          what a token contributes: a function as above, (batch, output, ratio,
                   clip) -> [M], of a micro-batch, to be maximised. It is called twice,
-                  with and without the clip (to_log), so it must change nothing
+                  with and without the clip (to_log), so it must have no side effects
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
     clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo
                   bounds a difference of probabilities by them)
     weight        of a token. The batch has N episodes with S sampled tokens, L of them
                   in the token's own episode:
-                      "episode"   1 / (N · L)             episodes weigh the same
-                      "token"     1 / S                   tokens weigh the same
-                      "longest"   1 / (N · max_tokens)    the same in every batch
+                      "episode"     1 / (N · L)           episodes weigh the same
+                      "token"       1 / S                 tokens weigh the same
+                      "max_tokens"  1 / (N · max_tokens)  the same in every batch
     divide        what advantages are divided by (group_advantages)
     needs_logits  does `gain` read output.entropy, output.logits or output.hidden? That
                   takes memory for M · V numbers
     whole_groups  does `gain` compare the episodes of a group? Then a group is never
                   cut into micro-batches
 
-    The last two are rare. With either, `gain` also sees episodes whose advantage is 0.
+    The last two are rare.
     """
 
     gain: Callable
@@ -226,24 +230,25 @@ NO_CLIP = (math.inf, math.inf)
 
 # To add a loss, add a row, and a function if it has a new form; then --loss NAME.
 LOSSES = {
-    # Williams 1992, with advantages: --baseline none makes it his
+    # Williams 1992; with --baseline none, the reward itself as the advantage
     "reinforce": Loss(reinforce, clip=NO_CLIP),
-    # Shao 2024, eq. 3, with PPO's ε
+    # Shao 2024 (arXiv 2402.03300), eq. 3, with PPO's ε
     "grpo": Loss(clipped_surrogate, weight="episode"),
-    # Liu 2025, §3.2
-    "dr_grpo": Loss(clipped_surrogate, weight="longest", divide="none"),
-    # Yu 2025, eq. 8
+    # Liu 2025 (arXiv 2503.20783), §3.2
+    "dr_grpo": Loss(clipped_surrogate, weight="max_tokens", divide="none"),
+    # Yu 2025 (arXiv 2503.14476), eq. 8
     "dapo": Loss(clipped_surrogate, clip=(0.2, 0.28)),
-    # Zheng 2025, eq. 5
+    # Zheng 2025 (arXiv 2507.18071), eq. 5
     "gspo": Loss(
         clipped_surrogate, ratio="episode", clip=(3e-4, 4e-4), weight="episode"
     ),
-    # MiniMax-M1 2025, eq. 4, with dapo's ε_high. A ratio is never below 0, so ε = 1
-    # never clips
+    # MiniMax-M1 2025 (arXiv 2506.13585), eq. 4, with dapo's ε_high. A ratio is never
+    # negative, so ε = 1 means no lower clip
     "cispo": Loss(cispo, clip=(1.0, 0.28)),
-    # Tajwar 2026, with grpo's clip and weights, so that only the division differs
+    # Tajwar 2026 (arXiv 2602.02710), with grpo's clip and weights, so that only the
+    # division differs
     "maxrl": Loss(clipped_surrogate, weight="episode", divide="mean"),
-    # Qi 2026, with prime-rl's limits
+    # Qi 2026 (arXiv 2602.04879), with prime-rl's limits
     "dppo": Loss(dppo, clip=(0.1, 0.1)),
 }
 
@@ -252,12 +257,12 @@ LOSSES = {
 
 
 @dataclass
-class Updated:
+class UpdateResult:
     """For the log: loss and gradient of the last step, and what each pass found."""
 
     loss: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
-    # per epoch a list, and in it per micro-batch: (batch, {name: [M]}), as to_log says
+    # passes[epoch][micro-batch] = (batch, what to_log returned)
     passes: list[list[tuple[Batch, dict]]] = field(default_factory=list)
 
 
@@ -268,7 +273,7 @@ def update(
     cfg,
     reference=None,
     backend: Backend = PLAIN,
-) -> Updated:
+) -> UpdateResult:
     """Train on one batch of episodes with advantages: cfg.epochs optimizer steps.
 
     cfg         a settings.Config
@@ -280,7 +285,7 @@ def update(
     rule = LOSSES[cfg.loss]  # a row of the table
     weighted = weigh(episodes, rule, cfg)  # [(episode, weight of each of its tokens)]
     if not weighted:  # nothing to learn: no step
-        return Updated()
+        return UpdateResult()
     batches = micro_batches(policy, weighted, rule, cfg, backend)
     passes = []
     for _ in range(cfg.epochs):
@@ -292,10 +297,13 @@ def update(
             output = backend.forward(
                 policy, ids, mask, cfg.temperature, rule.needs_logits
             )
-            if batch.old_logprobs is None:  # at a batch's first pass
-                # what the ratio divides by, and what a sample counts: about 1 if it is
-                # fresh, in the gain and in the KL
-                batch.old_logprobs, batch.importance = old_logprobs(batch, output, cfg)
+            if batch.old_logprobs is None:
+                # The first pass over this batch fixes what the ratio divides by, and
+                # how much each token counts (about 1 if it is fresh). The latter scales
+                # the gain and the KL.
+                batch.old_logprobs, batch.importance = off_policy_terms(
+                    batch, output, cfg
+                )
                 batch.weights = batch.weights * batch.importance
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
@@ -308,7 +316,7 @@ def update(
         # clip the gradient, then optimizer.step(): policy.py
         step_loss, grad_norm = take_step(policy, optimizer, total, backend)
         passes.append(logged)
-    return Updated(step_loss, grad_norm, passes)
+    return UpdateResult(step_loss, grad_norm, passes)
 
 
 # ------------------------------------ what update calls, in order: 1. before the passes
@@ -317,28 +325,32 @@ def update(
 def weigh(
     episodes: list[Episode], rule: Loss, cfg
 ) -> list[tuple[Episode, torch.Tensor]]:
-    """The episodes to train on, each with the weight of one of its tokens."""
+    """The episodes to train on, each with the weight that each of its tokens gets."""
     scored = [e for e in episodes if has_score(e)]
     lengths = torch.tensor([e.reply_tokens for e in scored], dtype=torch.float32)
     weights = token_weights(rule.weight, lengths, cfg.max_tokens)  # [N]
     weighted = [*zip(scored, weights)]
     if cfg.kl > 0 or rule.needs_logits or rule.whole_groups:
         return weighted
-    # An advantage of 0 means a gradient of 0, so without a KL or entropy term such an
-    # episode needs no forward pass. It is left out after the weights are computed: in
-    # those of the others it still counts.
+    # Here an episode whose advantage is 0 has no gradient, so it needs no forward pass.
+    # It is dropped only now, because it still counts in the other episodes' weights.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 
-def token_weights(weight: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """The weight of each token of an episode (Loss.weight says which), [N] float32.
+def token_weights(
+    weight_rule: str, lengths: torch.Tensor, max_tokens: int
+) -> torch.Tensor:
+    """The weight that each token of an episode gets, [N] float32.
 
-    lengths [N]: sampled tokens per episode. max_tokens: the limit of a reply.
+    weight_rule: one of the three rules of Loss.weight. lengths [N]: sampled tokens per
+    episode. max_tokens: the limit of a reply.
     """
     n = max(1, len(lengths))
-    if weight == "episode":
+    if weight_rule == "episode":
         return 1.0 / (n * lengths.clamp(min=1))
-    total = n * max_tokens if weight == "longest" else max(1, int(lengths.sum()))
+    total = (
+        n * max_tokens if weight_rule == "max_tokens" else max(1, int(lengths.sum()))
+    )
     return torch.full_like(lengths, 1.0 / total, dtype=torch.float32)
 
 
@@ -350,15 +362,21 @@ def micro_batches(
     backend: Backend,
 ) -> list[Batch]:
     """This process's part of the work, cut into pieces of cfg.micro_tokens."""
-    # Of several processes each takes every n-th, by length: some of every length.
+    # With several processes, each takes every n-th episode in order of length, so that
+    # it gets short and long ones.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = backend.deal(by_length)
-    # shared: a group's prompt is computed once, so micro_tokens counts it once. (In a
-    # pass that returns logits it is not.)
+    # shared: a group's prompt is computed once, so micro_tokens counts it once. A pass
+    # that returns logits does not share it.
     shared = backend.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
-    pieces = cut([e for e, _ in mine], cfg.micro_tokens, shared, rule.whole_groups)
+    pieces = cut(
+        [e for e, _ in mine],
+        cfg.micro_tokens,
+        shared=shared,
+        whole=rule.whole_groups,
+    )
     for indices in pieces:
         part = [mine[i] for i in indices]
         batch = collate([e for e, _ in part], pad, device)
@@ -405,25 +423,25 @@ def kl_to_reference(
     if not cfg.kl:
         return torch.zeros_like(output.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
-        original = backend.forward(
+        ref_output = backend.forward(
             policy, batch.ids, batch.mask, cfg.temperature, False
         )
-    return k3(output.logprobs, original.logprobs)
+    return k3(output.logprobs, ref_output.logprobs)
 
 
-def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """An estimate of KL(policy || reference), nats, at each token the policy sampled.
 
     log-probs [M], [M] -> [M]: r - log r - 1 with r = p_reference / p, of low variance
     and, but for rounding, never negative (Schulman 2020, "Approximating KL
     divergence").
     """
-    return (reference - logprobs).exp() - (reference - logprobs) - 1
+    return (ref_logprobs - logprobs).exp() - (ref_logprobs - logprobs) - 1
 
 
 @torch.no_grad()
 def to_log(rule: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
-    """What a pass found of each sampled token, without gradients: {name: [M]}."""
+    """What to log about each sampled token of a pass, no gradients: {name: [M]}."""
     unclipped = rule.gain(batch, output, ratio, NO_CLIP)  # [M]
     return {
         "logprobs": output.logprobs.detach(),
@@ -437,7 +455,7 @@ def to_log(rule: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
 # -------------------------------------------------- in place of rewards: a teacher
 
 
-def learn_from_teacher(
+def teacher_advantages(
     teacher: Policy, groups: list[list[Episode]], cfg, backend: Backend = PLAIN
 ) -> None:
     """On-policy distillation: set each token's advantage to log p_teacher - log p.
@@ -449,7 +467,7 @@ def learn_from_teacher(
     must have the same tokenizer and read the same prompt (--teacher refuses others).
     """
     episodes = [e for group in groups for e in group if has_score(e)]
-    for rows in cut(episodes, cfg.micro_tokens, backend.shares_prompts):
+    for rows in cut(episodes, cfg.micro_tokens, shared=backend.shares_prompts):
         part = [episodes[n] for n in rows]
         batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
         ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
@@ -468,8 +486,8 @@ if __name__ == "__main__":
     print("all equal: nothing to learn ", group_advantages(torch.ones(1, 4))[0])
 
     # Two answers: a good one of one token, a bad one of three. After a step some of
-    # their tokens have left the clip range, 1 ± 0.2. A gradient is that of the loss:
-    # minus means that the step makes the token likelier.
+    # their tokens have left the clip range, 1 ± 0.2. The gradient is that of the loss:
+    # where it is negative, the step makes the token likelier.
     old = torch.full((4,), 0.25).log()
     batch = Batch(
         episodes=[Episode(0, group=0)] * 2,
@@ -480,7 +498,7 @@ if __name__ == "__main__":
         old_logprobs=old,
     )
     lengths = torch.tensor([1.0, 3.0])  # [N]
-    rewarded = torch.tensor([[1.0, 0.0]])  # [1, N], one group
+    two_rewards = torch.tensor([[1.0, 0.0]])  # [1, N], one group
     # zeros, for losses with needs_logits
     unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
     cases = {
@@ -493,7 +511,7 @@ if __name__ == "__main__":
         for name, rule in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             output = Output(logprobs, torch.zeros(4), **unused)
-            advantages = group_advantages(rewarded, divide=rule.divide)[0]  # [N]
+            advantages = group_advantages(two_rewards, divide=rule.divide)[0]  # [N]
             batch.advantages = advantages[batch.episode_of]  # [M]
             weights = token_weights(rule.weight, lengths, 4)[batch.episode_of]
             ratio = RATIOS[rule.ratio](batch, output)

@@ -1,37 +1,38 @@
-"""pico.py: RL on a language model, all in one file. The model learns to think first.
+"""pico.py: RL in one file. A language model learns to spell before it counts.
 
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. We pretrained it on this very task with three habits, and made the right
-one rare. Asked how often a and q occur in banana,
+in a string. We pretrained it on this very task, with three styles of answer, and made
+the one that works rare. Asked how often a and q occur in banana,
 
     it answers at once   <answer>{"a": 3, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 3 times, …      mostly wrong
     it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
-(n gets no number, because nobody asks for it.) Nothing tells the model which habit is
-best. It answers each task eight times, and each reply is scored. Those that score above
-the mean of the eight are made likelier, those below it less likely. With seed 0 you
-will see (in brackets: the 95% interval)
+(n carries no number, because the task does not ask about n.) Nothing tells the model
+which style is best. It answers each task eight times, and each reply is scored. Those
+that score above the mean of the eight are made likelier, those below it less likely.
+With seed 0 you will see this (95% intervals in brackets):
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells it out   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
-    update   1  reward 0.06  spells it out   5%  gradient 0.05
+    update   1  reward 0.06  spells it out   5%  grad norm 0.05
     …
-    update 150  reward 0.97  spells it out 100%  gradient 0.04
+    update 150  reward 0.97  spells it out 100%  grad norm 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
 and its replies to two tasks. An evaluation is greedy: it takes the likeliest token each
-time. Training draws tokens at random, and such replies are right less often. That is
-why update 1 earns only 0.06 where 19% were right. But 5% of the drawn replies spell the
-string out. These are right more often than the others, so spelling becomes likelier.
+time. In training, tokens are sampled at random, and sampled replies are right less
+often. So update 1 earns 0.06, although 19% of the greedy replies were right. But 5% of
+the samples spell the string out. They are right far more often than the rest, so
+spelling becomes likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
-evaluation. The model and its tokenizer come last; RL does not depend on what is inside.
+evaluation. The model and its tokenizer come last; RL does not depend on how they work.
 
-The other .py files beside this one are "the book". The headline of each part below
-names the file that does this part faster, more safely and for more than one task.
+The other .py files beside this one are "the book". The heading of each part below names
+the file that does the same job faster, more safely and for other tasks.
 tests/test_pico.py compares the two; docs/pico.md shows the tensors of one update.
 """
 
@@ -47,14 +48,16 @@ from string import ascii_lowercase
 
 if __name__ == "__main__":  # torch takes seconds to load, so speak first
     print(
-        "pico.py: by trial and error a small model learns to think before it answers.\n"
-        "Five minutes on a CPU. First it loads torch and plays 256 tasks, to see what\n"
-        "the model can do before any training: 10 to 30 seconds.\n\n"
+        "pico.py: by trial and error a small model learns to spell a string out\n"
+        "before it counts. Five minutes on a CPU. First it loads torch and plays 256\n"
+        "tasks, to see what the model can do before any training: 10 to 30 seconds.\n\n"
         "exact   the share of tasks with every count right, and its 95% interval\n"
-        "reward  the same in training, where tokens are drawn at random: lower\n",
+        "reward  the same share among training samples, whose tokens are random; so\n"
+        "        it is lower\n",
         flush=True,
     )
-warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # we use none
+# torch warns if NumPy is missing; it is not needed here.
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 try:
     import torch
@@ -66,16 +69,17 @@ from torch.nn.utils.rnn import pad_sequence
 # ---------------------------------------------------------------- numbers to play with
 # Tasks per update.
 TASKS = 8
-# Replies to each task. With 1 there would be nothing to compare with: every advantage
-# is 0, and nothing is learnt.
+# Replies to each task. With K = 1 a reply has nothing to be compared with: every
+# advantage is 0, and nothing is learnt.
 K = 8
-# The longest reply. With 64, spelling is cut off before it can pay, and never learnt.
+# The longest reply. With 64, a spelled-out reply is cut off before its answer ends, so
+# spelling is never rewarded.
 MAX_TOKENS = 320
 # The learning rate. With 0.1 the model babbles after a few updates, and the reward
 # stays at 0.
 LR = 3e-4
-# The rate rises over the first RISE updates, and falls to LR_END * LR in the end.
-RISE = 5
+# The rate rises over the first WARMUP updates, then falls linearly towards LR_END * LR.
+WARMUP = 5
 LR_END = 0.1
 # A gradient with a larger norm is scaled down to this one.
 MAX_NORM = 1.0
@@ -86,11 +90,11 @@ SFT_LR = 1e-4
 
 DEVICE = "cpu"  # or "cuda"; "mps" on a Mac was not run
 
-# A task is drawn from a number, its seed. These are the numbers of the demonstrations
-# and of the tasks of an evaluation. GRPO's begin at 0 (with --seed 0), and never reach
-# these: the model is not tested on what it trained on.
+# A task is generated from an integer, its seed. These seeds are reserved for SFT's
+# demonstrations and for evaluation. GRPO's seeds count up from 0 (with --seed 0) and
+# never reach them, so the model is not tested on tasks that it trained on.
 SFT_SEEDS = range(10**9, 10**9 + 100)
-DEV = range(2 * 10**9, 2 * 10**9 + 256)
+DEV_SEEDS = range(2 * 10**9, 2 * 10**9 + 256)
 
 
 # ---------------------------------------------- task and reward (book: env_letters.py)
@@ -99,7 +103,9 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    rng.random()  # unused, but the book draws here: a seed gives the same task in both
+    # Drawn and thrown away: the book draws here, and a seed must give the same task in
+    # both.
+    rng.random()
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
     present = sorted(set(text))
@@ -109,7 +115,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     letters = []
     for _ in range(n_letters):
         if rng.random() < p_present:
-            pool = present or absent  # an empty list is false: draw from the other
+            pool = present or absent  # falls back on the other list if this is empty
         else:
             pool = absent or present
         letters.append(pool.pop())
@@ -122,12 +128,13 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
 
 
 def reward_of(counts: dict[str, int], reply: str) -> float:
-    """1.0 if every count is right, else 0.0. Any reply is legal.
+    """1.0 if every count is right, else 0.0. Any string is a legal reply.
 
     If you change one thing in this file, change this function.
     """
-    rest = reply.rpartition("</think>")[2]  # after the thinking; all, if there is none
-    if "<think>" in rest:  # a thought never ends, so an answer in it does not count
+    # What follows the thinking (everything, if there is none).
+    rest = reply.rpartition("</think>")[2]
+    if "<think>" in rest:  # an unclosed <think>: what follows is thought, not answer
         return 0.0
     if re.findall("</?answer>", rest) != ["<answer>", "</answer>"]:
         return 0.0
@@ -137,12 +144,15 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
     # To Python, true and 1.0 equal 1, but they are not counts: so types are compared.
-    # (Only a dict equals `counts`, so there are values().)
+    # (If answer == counts, answer is a dict and has values().)
     return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
 def each_letter_once(pairs: list[tuple]) -> dict:
-    """A JSON object. json would let {"a": 3, "a": 4} pass as {"a": 4}."""
+    """Build a JSON object; refuse a repeated letter.
+
+    (json alone keeps the last: {"a": 3, "a": 4} would become {"a": 4}.)
+    """
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a letter was answered twice")
     return dict(pairs)
@@ -151,24 +161,26 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 # ----------------------------------------------------------- the loop (book: train.py)
 def main(seed: int, updates: int) -> None:
     """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
-    first = first_task(seed, updates)  # the number of the first task
+    first_seed = first_task(seed, updates)  # of the first task
     torch.manual_seed(seed)
     lora = new_lora()  # the weights that learn
-    for name, number in zip("AB", DEV[-2:]):  # evaluate prints the replies to these two
-        ask, counts = make_task(number)
+    # evaluate prints the replies to these two
+    for name, task_seed in zip("AB", DEV_SEEDS[-2:]):
+        ask, counts = make_task(task_seed)
         print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
     evaluate(weights_of(lora), "before")
     imitate(lora, seed)
     evaluate(weights_of(lora), "after SFT")
-    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # SFT has its own
+    # imitate() had an optimizer of its own; GRPO starts with fresh moments
+    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     curve = []
     try:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
-            seeds = range(first + i * TASKS, first + (i + 1) * TASKS)
-            # uniform: a random number in [0, 1) for each token. draw() chooses by it.
-            uniform = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
-            groups = play(weights_of(lora), seeds, K, uniform)
+            seeds = range(first_seed + i * TASKS, first_seed + (i + 1) * TASKS)
+            # one random number in [0, 1) per token, with which draw() picks it
+            uniforms = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
+            groups = play(weights_of(lora), seeds, K, uniforms)
 
             # 2 compare: how much better was each reply than the others of its group?
             # Both are [TASKS, K].
@@ -176,14 +188,16 @@ def main(seed: int, updates: int) -> None:
             advantages = advantages_of(rewards).to(DEVICE)
 
             # 3 learn: the better ones become likelier, the worse ones less likely. One
-            # group at a time saves memory: backward() adds the group's gradients to
-            # those before it, and frees what it needed. A group's loss is a sum over
-            # its replies; divided by the number of all replies, the sum is a mean.
+            # group at a time, to save memory: each backward() adds to the gradients and
+            # frees its activations. grpo_loss sums over a group's replies; dividing by
+            # the number of all replies makes the total a mean.
             for group, advantage in zip(groups, advantages):
                 if advantage.any():  # else all did equally well: nothing to learn
                     loss = grpo_loss(weights_of(lora), group, advantage)
                     (loss / (TASKS * K)).backward()
-            grad_norm = step(optimizer, lora, LR * schedule(i, updates, RISE, LR_END))
+            grad_norm = adam_step(
+                optimizer, lora, LR * schedule(i, updates, WARMUP, LR_END)
+            )
 
             # 4 look.
             spelt = [spells_it_out(e.text) for group in groups for e in group]
@@ -191,29 +205,13 @@ def main(seed: int, updates: int) -> None:
             print(
                 f"update {i + 1:3}  reward {curve[-1]:.2f}  "
                 f"spells it out {sum(spelt) / len(spelt):4.0%}  "
-                f"gradient {grad_norm:.2f}",
+                f"grad norm {grad_norm:.2f}",
                 flush=True,
             )
     except KeyboardInterrupt:
         print("stopped early; what it has learnt so far:")
     evaluate(weights_of(lora), "after GRPO")
     draw_curve(curve)
-
-
-def first_task(seed: int, updates: int) -> int:
-    """The number of a run's first task. Runs with other seeds have other tasks.
-
-    Each --seed has most * TASKS numbers of its own: 800,000, enough for 100,000 updates
-    of 8 tasks. Those of the last seed end before SFT's begin.
-    """
-    most = 100_000  # updates of a run
-    last_seed = SFT_SEEDS[0] // (most * TASKS) - 1
-    if not (0 <= seed <= last_seed and updates <= most):
-        sys.exit(
-            f"pico.py: choose a --seed from 0 to {last_seed}, and at most {most:,} "
-            "--updates"
-        )
-    return seed * most * TASKS
 
 
 # ------------------------------------------------- advantage and loss (book: grpo.py)
@@ -224,7 +222,8 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
     """
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
-    # Equal rewards must give exactly 0. Of a reward such as 0.1, rounding leaves 1e-17.
+    # Equal rewards must give exactly 0. With rewards such as 0.1, rounding would leave
+    # about 1e-17.
     centered[centered.abs() < 1e-12] = 0
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
     return advantages.float()
@@ -236,12 +235,12 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     A token's gain is its advantage times its log-prob. A reply's gain is the mean over
     its tokens. The loss is minus their sum; main divides it by the number of replies.
 
-    This is GRPO as long as a batch gives one step, as here. grpo.py can take several.
-    So it has a ratio in place of the log-prob, the token's probability now over the one
-    at which it was drawn, and clips it. In the first step the ratio is 1, and its
-    gradient is that of the log-prob.
+    With one optimizer step per batch, as here, this is GRPO. grpo.py can take several.
+    It then uses, in place of the log-prob, the ratio: the token's probability now,
+    divided by its probability when it was sampled; and it clips that ratio. At the
+    first step the ratio is 1, and its gradient is the gradient of the log-prob.
     """
-    # [M], [M]: of each token its log-prob, and the number of its reply
+    # for each of the M reply tokens: its log-prob, and which reply it belongs to
     logp, row_of = logprobs_of(weights, group)
     gain = logp * advantages[row_of]  # [M]
     # The mean over a reply's tokens: a long one weighs no more than a short one.
@@ -250,7 +249,7 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
 
 
 def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of all M reply tokens: (the log-prob now [M], the number of its episode [M])."""
+    """For each of the M reply tokens: its log-prob now, and its episode. ([M], [M])"""
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
     # Position t predicts token t + 1: the shift that everybody gets wrong once. With a
@@ -261,12 +260,13 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     #     token      prompt  prompt  prompt  reply
     #     predicts   prompt  prompt  reply   reply
     #     mask       0       0       1       1
+    #
+    # Position 4, the last token of the reply, predicts nothing that is needed.
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    # pad_sequence pads on the right. A token sees only what comes before it, so that
-    # changes nothing. `no_pad` is for forward, which asks how much padding is on the
-    # left.
+    # Padding is on the right, where no real token can see it. forward() asks for
+    # padding on the left: there is none.
     no_pad = torch.zeros_like(ids[:, 0])  # [N]
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
@@ -274,17 +274,17 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     return logp.gather(1, chosen[:, None])[:, 0], row_of
 
 
-def schedule(i: int, steps: int, rise: float, end: float) -> float:
-    """The learning rate of step i, as a share of the highest.
+def schedule(i: int, steps: int, warmup: float, end: float) -> float:
+    """The learning rate of step i, as a fraction of the peak.
 
-    It rises over the first `rise` steps, then falls in a straight line towards `end`.
+    It rises over the first `warmup` steps, then falls linearly towards `end`.
     """
-    up = (i + 1) / rise
+    up = (i + 1) / warmup
     down = 1 - (1 - end) * i / steps
     return min(up, down)
 
 
-def step(optimizer, lora: dict, lr: float) -> float:
+def adam_step(optimizer, lora: dict, lr: float) -> float:
     """One step of Adam; returns the norm of the gradient before it was clipped."""
     optimizer.param_groups[0]["lr"] = lr
     norm = torch.nn.utils.clip_grad_norm_(lora.values(), MAX_NORM).item()
@@ -305,14 +305,15 @@ class Episode:
 
 
 @torch.no_grad()
-def play(weights: dict, seeds: range, k: int, uniform=None) -> list[list[Episode]]:
+def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episode]]:
     """k episodes of each of G tasks, [G][k].
 
-    uniform [G · k, MAX_TOKENS]: random in [0, 1), one per token, for draw(). None:
-    greedy, the likeliest token each time.
+    uniforms [G · k, MAX_TOKENS]: random in [0, 1), one per token, for draw(). None:
+    greedy, the likeliest token each time. (PROMPT, STOP and TEXTS come at the end of
+    the file.)
     """
     tasks = [make_task(seed) for seed in seeds]
-    prompts = [encode(CHAT.format(ask)) for ask, _ in tasks]
+    prompts = [encode(PROMPT.format(ask)) for ask, _ in tasks]
     # Padded on the left, so that all replies begin in the same column.
     rows = [torch.tensor(p) for p in prompts]
     ids = pad_sequence(rows, batch_first=True, padding_side="left").to(DEVICE)  # [G, P]
@@ -330,10 +331,10 @@ def play(weights: dict, seeds: range, k: int, uniform=None) -> list[list[Episode
     drawn = []  # a tensor [B] per step
     done = torch.zeros_like(pad, dtype=torch.bool)  # [B]
     for t in range(MAX_TOKENS):
-        if uniform is None:
+        if uniforms is None:
             token = logp.argmax(-1)  # [B]
         else:
-            token = draw(logp, uniform[:, t])  # [B]
+            token = draw(logp, uniforms[:, t])  # [B]
         drawn.append(token)
         # A finished row goes on until all are done; what it adds is cut off below.
         done = done | (token == STOP)
@@ -352,45 +353,49 @@ def play(weights: dict, seeds: range, k: int, uniform=None) -> list[list[Episode
     return [episodes[b : b + k] for b in range(0, len(episodes), k)]
 
 
-def draw(logprobs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """A token per row, [B]: the first at which the running sum passes `uniform`.
+def draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token per row, [B].
 
-    logprobs [B, V]; uniform [B], random in [0, 1). (torch.multinomial does the same.
-    The random numbers are an argument so that a test can hand the same ones to the
-    book, and expect the same tokens.)
+    It is the first whose cumulative probability exceeds the row's uniform number.
+    logprobs [B, V]; uniforms [B], in [0, 1). (torch.multinomial does the same. The
+    random numbers are an argument so that a test can hand the same ones to the book,
+    and expect the same tokens.)
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # Rounding leaves the last sum just off 1, so uniform is scaled by it. Rounding can
-    # still push the target past the last entry; clamp then takes the last token.
-    target = uniform[:, None] * cdf[:, -1:]
+    # Rounding leaves the last sum slightly off 1, so the number is scaled by it. If
+    # rounding still pushes it past the end, clamp picks the last token.
+    target = uniforms[:, None] * cdf[:, -1:]
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)
 
 
 # ------------------------------ before and after the loop (book: sft.py, evaluate.py)
 def demonstration(counts: dict[str, int]) -> str:
-    """What SFT imitates: a reply's form. It states the counts, without counting."""
+    """What SFT imitates: a reply's form. It states counts without deriving them."""
     stated = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
     answer = json.dumps(counts)
     return f"<think>\nLet me count. {stated}.\n</think>\n<answer>{answer}</answer>"
 
 
 def imitate(lora: dict, seed: int) -> None:
-    """SFT: make demonstrations likelier. It does not teach to spell it out."""
+    """SFT: make demonstrations likelier. They never spell the string out."""
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)
     demos = []
     for ask, counts in map(make_task, SFT_SEEDS):
-        prompt = encode(CHAT.format(ask))
+        prompt = encode(PROMPT.format(ask))
         reply = [*encode(demonstration(counts)), STOP]
         demos.append(Episode(prompt, reply))
     for i in range(SFT_STEPS):
         print(f"SFT, step {i + 1} of {SFT_STEPS}", end="\r", flush=True)
         batch = rng.sample(demos, SFT_BATCH)
         logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
-        loss = -logp.mean()  # over all tokens: here a long reply weighs more
+        # mean over all tokens, so (unlike in grpo_loss) a long reply weighs more
+        loss = -logp.mean()
         loss.backward()
-        step(optimizer, lora, SFT_LR * schedule(i, SFT_STEPS, SFT_STEPS / 10, end=0))
+        adam_step(
+            optimizer, lora, SFT_LR * schedule(i, SFT_STEPS, SFT_STEPS / 10, end=0)
+        )
 
 
 def spells_it_out(reply: str) -> bool:
@@ -399,13 +404,13 @@ def spells_it_out(reply: str) -> bool:
     if "<think>" in rest:  # never closed: the whole reply is a thought
         thought = reply
     items = thought.replace("<think>", "", 1).split()
-    steps = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
-    return len(steps) > len(items) / 2
+    spelled = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
+    return len(spelled) > len(items) / 2
 
 
 def evaluate(weights: dict, stage: str) -> None:
-    """Play the development tasks greedily: how many are right, how sure is that?"""
-    episodes = [group[0] for group in play(weights, DEV, 1)]
+    """Play the development tasks greedily: how many are right, with what interval?"""
+    episodes = [group[0] for group in play(weights, DEV_SEEDS, 1)]
     n = len(episodes)
     p = sum(e.reward for e in episodes) / n
     low, high = interval_of(p, n)
@@ -434,8 +439,24 @@ def draw_curve(rewards: list[float]) -> None:
         print(f"updates from {i + 1:3}  {mean:4.2f} {'#' * round(50 * mean)}")
 
 
+def first_task(seed: int, updates: int) -> int:
+    """The seed of a run's first task. Runs with other seeds have other tasks."""
+    # Each --seed owns a block of task seeds (100,000 updates of TASKS tasks). The last
+    # block ends before SFT_SEEDS begin.
+    max_updates = 100_000
+    last_seed = SFT_SEEDS[0] // (max_updates * TASKS) - 1
+    if not (0 <= seed <= last_seed and updates <= max_updates):
+        sys.exit(
+            f"pico.py: choose a --seed from 0 to {last_seed}, and at most "
+            f"{max_updates:,} --updates"
+        )
+    return seed * max_updates * TASKS
+
+
 # --------------------------------------------- model: Qwen3 and LoRA (book: policy.py)
 MODEL = Path(__file__).resolve().parent / "models" / "pico_base"
+# Both checks stand here because the weights are read as soon as the file is loaded.
+# (padding_side and enable_gqa need torch 2.5.)
 if not (MODEL / "model.safetensors").exists():
     sys.exit(
         f"pico.py: there is no model in {MODEL}; "
@@ -508,8 +529,8 @@ def forward(
 
     # RoPE: the dimensions i and i + d/2 turn by position · ROPE_BASE^(-2i/d), where d
     # is HEAD_DIM and positions count from the row's first real token.
-    two_i = torch.arange(0, HEAD_DIM, 2, device=DEVICE)
-    inv_freq = ROPE_BASE ** -(two_i / HEAD_DIM)  # [d/2]
+    even = torch.arange(0, HEAD_DIM, 2, device=DEVICE)  # 2i
+    inv_freq = ROPE_BASE ** -(even / HEAD_DIM)  # [d/2]
     angle = (positions - pad[:, None, None]) * inv_freq  # [B, T, d/2]
     angle = angle.repeat(1, 1, 2)[:, None]  # [B, 1, T, d]: both halves turn alike
 
@@ -524,9 +545,9 @@ def forward(
         k = rotate(k, angle)  # [B, KV_HEADS, T, d]
         v = heads(h, f"{attn}.v")
         if cache is not None:
-            both = cache[layer]  # keys and values: [2, B, KV_HEADS, positions, d]
-            both[:, :, :, start : start + T] = torch.stack([k, v])
-            k, v = both[:, :, :, : start + T]
+            kv = cache[layer]  # keys and values: [2, B, KV_HEADS, positions, d]
+            kv[:, :, :, start : start + T] = torch.stack([k, v])
+            k, v = kv[:, :, :, : start + T]
         # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
         y = F.scaled_dot_product_attention(q, k, v, mask[:, None], enable_gqa=True)
         y = y.transpose(1, 2).reshape(B, T, HEADS * HEAD_DIM)
@@ -535,7 +556,7 @@ def forward(
         h = rms_norm(x, f"layers.{layer}.post_attention_layernorm")
         gate = F.silu(linear(h, f"{mlp}.gate"))
         x = x + linear(gate * linear(h, f"{mlp}.up"), f"{mlp}.down")
-    # Only the wanted positions are compared with the vocabulary.
+    # logits only at the wanted positions: this saves memory
     x = x[:, -1] if wanted is None else x[wanted]  # [M, D]
     logits = rms_norm(x, "norm") @ weights["model.embed_tokens.weight"].T  # [M, V]
     return logits.log_softmax(-1)
@@ -554,7 +575,10 @@ def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 
 
 def weights_of(lora: dict) -> dict[str, torch.Tensor]:
-    """W + (alpha / r) · B A (Hu et al. 2021). Gradients flow through it to A and B."""
+    """The policy's weights: W + (ALPHA / RANK) · B A per linear layer (Hu et al. 2021).
+
+    Gradients flow through it to A and B.
+    """
     weights = dict(BASE)
     for name in BASE:
         if "_proj" in name:
@@ -596,18 +620,19 @@ BASE = read_weights()  # frozen
 
 # --------------------------------------------------------- tokens (book: policy.py)
 def encode(text: str) -> list[int]:
-    """Token ids: of all ways to cut the text, the one whose scores add up to most.
+    """Token ids: the segmentation with the highest total score.
 
-    best[n] is that way for the first n characters. It is found by trying each last
-    piece after the best way for what comes before it (dynamic programming).
+    best[n] is the best segmentation of the first n characters. For each possible last
+    piece, it extends the best segmentation of what comes before that piece (dynamic
+    programming).
     """
     best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
     for end in range(1, len(text) + 1):
         ways = []  # to cut the first `end` characters, the longest last piece first
         for begin in range(max(0, end - LONGEST_PIECE), end):
             piece = text[begin:end]
-            if piece in SCORED:
-                score, token_id = SCORED[piece]
+            if piece in PIECES:
+                score, token_id = PIECES[piece]
                 total, ids = best[begin]
                 ways.append((total + score, ids + [token_id]))
         if not ways:  # the book falls back on bytes
@@ -624,9 +649,9 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
     tokenizer (Kudo 2018).
     """
     file = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
-    texts, scored = [], {}
+    texts, pieces = [], {}
     for token_id, (piece, score) in enumerate(file["model"]["vocab"]):
-        scored[piece] = (score, token_id)
+        pieces[piece] = (score, token_id)
         # <0x41> stands for the byte 0x41, an A. A byte that is only part of a
         # character, such as each of the two of é, is shown as "�".
         if re.fullmatch("<0x..>", piece):
@@ -635,21 +660,28 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
     # Tokens such as <think> are in vocab, too, and must stay whole. All scores are
     # negative; these get a huge one instead, which always wins.
     for token in file["added_tokens"]:
-        scored[token["content"]] = (10**6, token["id"])
-    return texts, scored
+        pieces[token["content"]] = (10**6, token["id"])
+    return texts, pieces
 
 
-TEXTS, SCORED = read_tokenizer()
-STOP = SCORED["<|im_end|>"][1]  # ends each turn; the policy must learn to write it, too
-# The prompt: the policy writes what follows.
-CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-LONGEST_PIECE = max(len(piece) for piece in SCORED)  # in characters
+TEXTS, PIECES = read_tokenizer()
+STOP = PIECES["<|im_end|>"][1]  # ends each turn; the policy must learn to write it, too
+# The policy writes what follows.
+PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+LONGEST_PIECE = max(len(piece) for piece in PIECES)  # in characters
 
 
 if __name__ == "__main__":
     flags = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    flags.add_argument("--seed", type=int, default=0, help="of LoRA, tasks, samples")
-    flags.add_argument("--updates", type=int, default=150, help="of GRPO")
+    flags.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="random seed of LoRA's start, the tasks and the samples",
+    )
+    flags.add_argument(
+        "--updates", type=int, default=150, help="number of GRPO updates"
+    )
     try:
         main(**vars(flags.parse_args()))
     except (RuntimeError, MemoryError) as error:
@@ -657,7 +689,7 @@ if __name__ == "__main__":
             raise
         sys.exit(
             "pico.py: out of memory; "
-            "lower TASKS, or shorten DEV, at the top of the file"
+            "lower TASKS, or shorten DEV_SEEDS, at the top of the file"
         )
     print(
         "\nNext: change one line of pico.py and run it again. Try another reward in\n"

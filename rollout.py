@@ -5,23 +5,23 @@
 
 The one rule is *token-exact*: we train on exactly the tokens that were sampled. Their
 ids are kept as they were drawn. The environment reads a reply as text, but that text
-never becomes tokens again, because it may come out as other ones. Nor is the whole
-conversation rendered again: Qwen3's template would drop the thinking of earlier turns.
-Only what the environment says next is rendered, and appended. batch.py makes the mask
-of the loss from `sampled`.
+never becomes tokens again, because encoding it again may give different tokens. Nor is
+the whole conversation rendered again: Qwen3's template would drop the thinking of
+earlier turns. Only what the environment says next is rendered, and appended. batch.py
+turns `sampled` into the loss mask.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
     sampled      0            0   0  0          0            0        | 1       1 1
-                 given: the prompt                                    | chosen by the
-                                                                      | policy
+                 given: the prompt                                    | policy's choice
 
-The end-of-turn token, with which a reply ends, is one of the policy's choices.
+The end-of-turn token is the policy's choice, too, so it is trained on.
 
-A run also logs `mismatch` (bookkeeping/columns.py): how far a token's log-prob in
-training is from its log-prob when it was sampled, on average. The weights are the same,
-so more than rounding is a mistake.
+A run also logs `mismatch` (bookkeeping/columns.py): the mean gap between a token's
+log-prob in training and when it was sampled. The weights are the same, so a gap larger
+than rounding means a bug.
 
-A group is k episodes of the *same* task: same seed, same prompt, new random numbers.
+A group is k episodes of the *same* task: same seed, same prompt, different random
+numbers.
 
 Run me: `python rollout.py` plays an episode with pico_base and prints each token, who
 chose it, and its log-prob.
@@ -49,7 +49,7 @@ class Episode:
 
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
-    # Three lists of one length: an entry for each token of the whole conversation.
+    # Three parallel lists, with one entry per token of the conversation.
     token_ids: list[int] = field(default_factory=list)
     # True if the policy chose the token (in a demonstration, the expert).
     sampled: list[bool] = field(default_factory=list)
@@ -62,14 +62,14 @@ class Episode:
     components: dict[str, float] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
     # An entry for each *sampled* token, so this list is shorter than the three above.
-    # Set by grpo.compute_advantages or learn_from_teacher, read by the loss.
+    # Set by grpo.compute_advantages or teacher_advantages, read by the loss.
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
     error: str = ""  # with stop_reason "error": what happened, in one line
     messages: list[dict] = field(default_factory=list)  # as text, to read
-    # For samples of an older policy (batch.old_logprobs). Skip these two at first.
-    policy_version: int = 0  # updates that the policy had seen when it sampled this
+    # For samples of an older policy (batch.off_policy_terms). Skip these two at first.
+    policy_version: int = 0  # updates done when this was sampled
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
 
     @property
@@ -85,7 +85,7 @@ class Episode:
 
 
 class EnvironmentFailed(Exception):
-    """An environment raised or gave no answer in time. It costs one episode."""
+    """An environment raised or gave no answer in time. Only that episode is lost."""
 
 
 @contextmanager
@@ -124,18 +124,20 @@ def play(
 ) -> list[list[Episode]]:
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
-    sampler draws the tokens; of policy only the tokenizer and the limits are used here.
-    new_env() makes an environment, and each episode gets one of its own. max_tokens
-    limits one turn. The same (sample_seed, task seed, member, turn) draws the same
-    random numbers, whatever else is in the batch. An environment that raises
-    EnvironmentFailed or ValueError ends only its own episode (Episode.error). Raises
-    FloatingPointError if the policy's log-probs are no longer finite.
+    The sampler draws the tokens; of policy, play needs the tokenizer and the context
+    length, not the weights. new_env() makes an environment, and each episode gets one
+    of its own. max_tokens limits one turn. The same (sample_seed, task seed, member,
+    turn) draws the same random numbers, whatever else is in the batch. An environment
+    that raises EnvironmentFailed or ValueError ends only its own episode
+    (Episode.error). Raises FloatingPointError if the policy's log-probs are no longer
+    finite.
     """
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
-    longest_prompt = context - max_tokens  # tokens before a reply, so that it has room
+    # the most tokens that may come before a reply, so that it has room
+    max_before_reply = context - max_tokens
     groups = [
-        open_group(policy, new_env, seed, g, k, longest_prompt)
+        open_group(policy, new_env, seed, g, k, max_before_reply)
         for g, seed in enumerate(task_seeds)
     ]
     players = sum(groups, [])
@@ -143,9 +145,9 @@ def play(
         sample_each(sampler, active, max_tokens, temperature, sample_seed)
         for player in active:
             sample = player.reply
-            take_turn(policy, player.episode, player.env, sample, longest_prompt)
-            # Whoever plays on keeps the reply's cache. Any other cache is freed here:
-            # nothing else holds on to the sample.
+            take_turn(policy, player.episode, player.env, sample, max_before_reply)
+            # An episode that goes on keeps its cache. Nothing else may hold on to the
+            # sample, or its memory would not be freed.
             over = player.episode.stop_reason != ""
             player.cache = None if over else sample.cache
             player.reply = None
@@ -157,7 +159,11 @@ def play(
 
 
 def sample_each(
-    sampler, players: list[Player], max_tokens: int, temperature: float, seed: int
+    sampler,
+    players: list[Player],
+    max_tokens: int,
+    temperature: float,
+    sample_seed: int,
 ) -> None:
     """Sample the next reply of each player.
 
@@ -166,15 +172,15 @@ def sample_each(
     # May there be another turn? Then the sampler keeps its cache, so that the next turn
     # reads only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
-    groups = with_one_prompt(players)
-    # A call of sampler.sample draws equally many replies to each of its prompts, so
-    # there is a call for each size of group. At first all groups have k players. Later
-    # some episodes have ended, and a player with a cache is a group of one.
+    groups = group_by_prompt(players)
+    # sampler.sample draws equally many replies for every prompt, so it is called once
+    # per size of group. At first every group has k players. Later some have ended, and
+    # a player with a cache is a group of its own.
     for size in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]
         seeds = [
-            [(seed, p.episode.seed, p.member, p.episode.turns) for p in group]
+            [(sample_seed, p.episode.seed, p.member, p.episode.turns) for p in group]
             for group in same
         ]
         caches = [group[0].cache for group in same]
@@ -185,8 +191,8 @@ def sample_each(
             player.reply = sample
 
 
-def with_one_prompt(players: list[Player]) -> list[list[Player]]:
-    """Players in groups that go on from the same tokens, which are read once a group.
+def group_by_prompt(players: list[Player]) -> list[list[Player]]:
+    """Group players whose tokens so far are the same: each prompt is read once.
 
     At first these are the k episodes of a task. A player who has a cache goes on from
     it, alone.
@@ -221,11 +227,11 @@ def open_group(
     seed: int,
     group: int,
     k: int,
-    longest_prompt: int,
+    max_before_reply: int,
 ) -> list[Player]:
     """k players of one task. Each has its prompt, or stop_reason "error".
 
-    group: its number. longest_prompt: the most tokens that a prompt may have.
+    group: its number. max_before_reply: the most tokens that a prompt may have.
     """
     players = [Player(Episode(seed, group), env=None, member=n) for n in range(k)]
     for p in players:
@@ -242,13 +248,13 @@ def open_group(
         with end_on_failure(p.episode):
             if p.episode.messages != opening:
                 raise ValueError(
-                    f"task {seed}: reset() gave another opening to another episode; "
+                    f"task {seed}: reset() gave one episode a different opening; "
                     "a seed must always give the same task"
                 )
-            if len(ids) > longest_prompt:
+            if len(ids) > max_before_reply:
                 raise ValueError(
                     f"task {seed}: a prompt of {len(ids)} tokens leaves no room for a "
-                    f"reply; the limit is {max(longest_prompt, 0)}: give a lower "
+                    f"reply; the limit is {max(max_before_reply, 0)}: give a lower "
                     "--max-tokens or shorter tasks"
                 )
             append_given(p.episode, ids)
@@ -256,12 +262,13 @@ def open_group(
 
 
 def take_turn(
-    policy: Policy, episode: Episode, env, sample: Sample, longest_prompt: int
+    policy: Policy, episode: Episode, env, sample: Sample, max_before_reply: int
 ) -> None:
     """Append one sampled reply, then the environment's messages; or end the episode.
 
-    longest_prompt: the most tokens before a reply. Raises FloatingPointError if a
-    log-prob is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
+    max_before_reply: the most tokens that may come before a reply. Raises
+    FloatingPointError if a log-prob is not finite. A reply of "5<|im_end|>", answered
+    by "And 2 + 2?", appends
 
         token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
         sampled     1  1           0  0            0   0  0     0            0        0
@@ -276,14 +283,15 @@ def take_turn(
     episode.logprobs += sample.logprobs
     episode.turns += 1
     # 2 tell the environment, without the end-of-turn token. Some templates end the
-    # prompt with <think>. Then the environment gets it in front of the reply, so that
-    # it reads whole thoughts. (token_ids stay as they are.)
+    # prompt with <think>. It is then put in front of the reply, so that the environment
+    # reads whole thoughts. (token_ids stay as they are.)
     reply_ids = sample.token_ids[:-1] if sample.finished else sample.token_ids
     prefix = start_of_thought(policy.tokenizer, env.think)
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        # A reply that was cut off goes to step(), too, so that it can be scored.
+        # A reply that was cut off goes to step(), too, so that it can be scored; it
+        # counts as truncated even if the environment is done.
         new_messages, done = env.step(reply)
         # 3 is it over?
         if not sample.finished:
@@ -293,7 +301,7 @@ def take_turn(
             episode.stop_reason = "done"
             return
         ids = ids_until_next_reply(policy, env, sample, new_messages)
-        if len(episode.token_ids) + len(ids) > longest_prompt:
+        if len(episode.token_ids) + len(ids) > max_before_reply:
             episode.stop_reason = "truncated"  # the next reply would not fit
             return
         # 4 append what the environment says
@@ -309,7 +317,7 @@ def append_given(episode: Episode, ids: list[int]) -> None:
 
 
 def finish(episode: Episode, env) -> None:
-    """Ask for the score and check it. A failed episode is in no mean and in no loss."""
+    """Ask for the score. A failed episode is in no mean and in no loss."""
     if episode.stop_reason == "error":
         return
     with end_on_failure(episode):
@@ -332,8 +340,8 @@ if __name__ == "__main__":
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     new_env = lambda: Letters(1, "binary", think=True, style="bare")
-    limits = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
-    [[e]] = play(policy, PlainSampler(policy), new_env, [2], **limits)
+    options = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
+    [[e]] = play(policy, PlainSampler(policy), new_env, [2], **options)
     print("token              sampled  log-prob")
     for token, sampled, logprob in zip(e.token_ids, e.sampled, e.logprobs):
         said = f"policy {logprob:9.3f}" if sampled else "."

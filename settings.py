@@ -124,7 +124,7 @@ class Config:
     # the rate then falls linearly to this share of lr; 1 keeps it constant
     lr_end: float = 0.1
     # folder or hub id of a model that judges each sampled token, in place of the reward
-    # (grpo.learn_from_teacher)
+    # (grpo.teacher_advantages)
     teacher: str = ""
     # weight of the KL to the policy after SFT; 0 needs no reference at all
     kl: float = 0.0
@@ -134,7 +134,7 @@ class Config:
     temperature: float = 1.0
     # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence, token_mask, sequence_mask (batch.old_logprobs);
+    # clip, none, token, sequence, token_mask, sequence_mask (batch.off_policy_terms);
     # by model size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy

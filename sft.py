@@ -2,12 +2,13 @@
 
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
-The prompt is not learnt; the end-of-turn token is. The default expert only shows the
-format (think, then answer inside <answer>): it states counts without deriving them.
+The prompt is not trained on; the end-of-turn token is. The default expert only shows
+the format (think, then answer inside <answer>): it states counts without deriving them.
 `--sft-style derives` teaches the algorithm instead. Demonstrations are scarce, as in
 practice: there are 100.
 
-Run me: `python sft.py` prints an expert episode and marks the tokens that are learnt.
+Run me: `python sft.py` prints an expert episode and marks the tokens that are trained
+on.
 """
 
 import random
@@ -32,13 +33,14 @@ def sft(
 ) -> dict:
     """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
-    new_env() -> an environment. Needs gradients, so call it inside
-    `with policy.learning()`.
+    new_env() -> an environment. Call it inside `with policy.learning()`, which frees
+    the gradients' memory afterwards. Returns a dict:
 
-    Returns a dict: "losses", one per step; "tokens", how many were trained on;
-    "demonstrations", how many were made; "beyond_context" and "too_long", how many of
-    them are longer than the model's context, or have a reply of more than
-    cfg.max_tokens (select_demonstrations).
+    losses          one per step
+    tokens          how many were trained on
+    demonstrations  how many were made; of these (select_demonstrations)
+    beyond_context  how many are longer than the model's context
+    too_long        how many others have a reply of more than cfg.max_tokens
     """
     if cfg.sft_steps == 0:
         seeds = []  # no expert is asked, and there is no step
@@ -48,8 +50,8 @@ def sft(
     losses, tokens = [], 0
     batches = sft_batches(demonstrations, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(backend.bar(batches)):
-        # Adam's first steps are its largest, so the rate rises over a tenth of the
-        # steps; then it falls.
+        # Warm-up over the first tenth of the steps, because Adam's first steps are the
+        # largest; then a linear decay.
         rise = (i + 1) / max(1, cfg.sft_steps / 10)
         fall = (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
@@ -60,14 +62,14 @@ def sft(
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
-    """An Episode spoken by the scripted expert, for SFT. ValueError if it fails.
+    """An Episode in which the scripted expert replies. ValueError if it fails.
 
-    It is played as the policy's are, but what is said comes from env.expert_reply(). It
-    may be longer than the policy's context (select_demonstrations).
+    It is played like the policy's, but each reply is env.expert_reply(). It may be
+    longer than the policy's context (select_demonstrations).
     """
-    # a group of one player, which has this env
+    # A group of one. open_group wants a factory; this environment exists already.
     [player] = open_group(
-        policy, lambda: env, seed, group=0, k=1, longest_prompt=UNLIMITED
+        policy, lambda: env, seed, group=0, k=1, max_before_reply=UNLIMITED
     )
     episode = player.episode
     # What ends a reply: the template's end-of-turn token or, if it has none, the
@@ -94,11 +96,11 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
 def select_demonstrations(
     policy: Policy, episodes: list[Episode], max_tokens: int
 ) -> tuple[list[Episode], dict[str, int]]:
-    """(the demonstrations to show, how many there were and how many are too long).
+    """(the demonstrations to train on, how many there were and how many are too long).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
     2. Those with a reply of more than max_tokens are left out, too, because RL cuts
-       such replies off; but if nothing else is left, they are shown.
+       such replies off; but if nothing else is left, they are trained on.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]
@@ -107,13 +109,13 @@ def select_demonstrations(
             f"SFT: every demonstration is longer than the model's context of {context} "
             "tokens; show shorter ones, or use --sft-steps 0"
         )
-    short = [e for e in in_context if max(e.turn_lengths) <= max_tokens]
+    within_max_tokens = [e for e in in_context if max(e.turn_lengths) <= max_tokens]
     counts = {
         "demonstrations": len(episodes),
         "beyond_context": len(episodes) - len(in_context),
-        "too_long": len(in_context) - len(short),
+        "too_long": len(in_context) - len(within_max_tokens),
     }
-    return short or in_context, counts
+    return within_max_tokens or in_context, counts
 
 
 def sft_step(
@@ -144,7 +146,7 @@ def sft_step(
         loss = -output.logprobs.sum() / n
         loss.backward()  # gradients of the parts add up
         total += loss.item()
-    return take_step(policy, optimizer, total, backend)  # as in RL
+    return take_step(policy, optimizer, total, backend)  # the same step as in RL
 
 
 def sft_batches(
@@ -169,5 +171,5 @@ if __name__ == "__main__":
     env = Letters(3, "binary", think=True, style="states")
     episode = expert_episode(policy, env, seed=5)
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
-    print("the tokens in brackets are learnt:\n")
+    print("the tokens in brackets are trained on:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))

@@ -1,12 +1,12 @@
-"""The recipe: SFT warm-up of a chat model, then GRPO, each between two evaluations.
+"""The recipe: an SFT warm-up, then GRPO, with an evaluation before, between and after.
 
     python train.py --env letters --difficulty 6        (or --env alphabet, --env swarm)
 
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (sample, compare, learn, look) x updates -> eval "final"
 
-This file plugs in what the chapters do without: speed (fast/) and records
-(bookkeeping/). learn/loop.py is the same loop without either.
+This file plugs in what the other top-level files, the chapters, do without: speed
+(fast/) and records (bookkeeping/). learn/loop.py is the same loop without either.
 
 Without a GPU, or if the Hugging Face hub cannot be reached, it trains a model from
 models/. If a run was killed, `--resume runs/NAME` continues it.
@@ -28,13 +28,13 @@ from bookkeeping import failures, refusals
 from bookkeeping.again import evaluate_only, probe
 from bookkeeping.columns import log_columns
 from bookkeeping.pretrained import check_passes, load_checked, load_teacher
-from bookkeeping.run import healthy_values, open_run
+from bookkeeping.run import open_run, reading_guide
 from chat import about, prompt_ids, read_template
 from evaluate import eval_sets
 from fast import logprobs, parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
-from grpo import compute_advantages, learn_from_teacher, update
+from grpo import compute_advantages, teacher_advantages, update
 from policy import PLAIN, Backend, Policy, adam, set_learning_rate
 from settings import Config, make_env
 from sft import sft
@@ -42,8 +42,8 @@ from sft import sft
 
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
-    # With --resume, the settings in the run's folder become cfg's. prepare fills in
-    # what depends on the model.
+    # With --resume, open_run copies the saved settings into cfg. prepare fills in what
+    # depends on the model.
     run = open_run(cfg, user_flags)
     cfg, policy, env_at, rollouts, teacher = prepare(cfg, user_flags)
     backend = replace(choose_backend(cfg, policy), bar=run.bar)
@@ -55,34 +55,34 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate("before")
-        # paused(): the sampler lends its memory to the trainer. learning(): gradients
-        # are on, and their memory is freed at the end.
+        # paused(): the sampler lends its memory to the trainer. learning(): the
+        # gradients' memory is freed at the end.
         with run.clock("sft"), rollouts.paused(), policy.learning():
             new_env = partial(env_at, cfg.difficulty)
             result = sft(policy, new_env, settings.sft_seeds(cfg), cfg, backend)
         run.log_sft(result)
-        # A warning, if RL's prompts are not written as those that SFT showed.
+        # Warn if RL's prompts are written otherwise than those of SFT.
         run.warn(refusals.prompt_warnings(policy, cfg, env_at))
         run.save(policy, optimizer, backend)  # a resumed run need not do SFT again
-    if state.updates == 0:  # SFT is done, RL has not begun
+    if state.updates == 0:  # also after a run that was killed between SFT and RL
         evaluate("after_sft")
     reference = run.reference(policy)  # what --kl compares with; None without --kl
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    print(  # once, how to read the lines that follow
-        f"{healthy_values(cfg)}; …s + …s are the times to sample and to train\n"
+    print(  # once: how to read the lines below
+        f"{reading_guide(cfg)}; …s + …s are the times to sample and to train\n"
         "signal, entropy and the other words: learn/glossary.md"
     )
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
-        # (rollouts.play gives the sampler the new weights, then calls rollout.play.
+        # (rollouts.collect gives the sampler the new weights, then calls rollout.play.
         # level: how hard the tasks are; it changes only with --curriculum.)
-        groups = rollouts.play(state.updates, state.level)  # [num_tasks][k]
+        groups = rollouts.collect(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group? Sets
         # Episode.advantages, one per sampled token.
         if teacher:  # instead: how much likelier does --teacher find each token?
-            learn_from_teacher(teacher, groups, cfg, backend)
+            teacher_advantages(teacher, groups, cfg, backend)
         else:
             compute_advantages(groups, cfg)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
@@ -90,7 +90,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         set_learning_rate(optimizer, lr)
         with rollouts.paused(), policy.learning():
             result = update(policy, optimizer, episodes, cfg, reference, backend)
-            # the columns of metrics.jsonl
+            # The columns of metrics.jsonl. This may need another forward pass, so it
+            # stands in the block, where the trainer has the memory.
             stats = log_columns(result, groups, policy, cfg, backend)
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
@@ -100,8 +101,9 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         if state.updates % cfg.eval_every == 0 and not last:
             evaluate("train")
         if last or run.checkpoint_due():
-            run.save(policy, optimizer, backend, groups)  # two groups go in as text
-        run.end_if_asked()  # by Ctrl-C: --resume goes on from the last checkpoint
+            # also keeps two groups as readable text
+            run.save(policy, optimizer, backend, groups)
+        run.stop_if_asked()  # Ctrl-C: stop; --resume continues from the last checkpoint
     evaluate("final")
     rollouts.close()
     return run.write_report()
@@ -110,60 +112,67 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
 def prepare(cfg: Config, user_flags: set[str]):
     """Load the model, get ready to play: (config, policy, env_at, rollouts, teacher).
 
-    env_at(level) makes an environment. One that is not ours is guarded: if it raises or
-    hangs, its episode fails and the run goes on. teacher: None without --teacher.
+    env_at(level) makes an environment. Environments that are not ours are guarded: if
+    one raises or hangs, its episode fails and the run goes on. teacher: None without
+    --teacher.
     """
     if cfg.break_:
-        failures.put_in(cfg.break_)  # a mistake on purpose
-    cfg, policy, load = load_model(cfg, user_flags)
+        failures.plant(cfg.break_)  # --break: plant a known bug (learn/FAILURES.md)
+    cfg, policy, load_copy = load_model(cfg, user_flags)
     refusals.check(cfg)  # main has checked the flags, this checks what was filled in
     env_at = partial(refusals.guarded, make_env, cfg)
-    # How long is a prompt? The first task tells; an update's memory is planned by it.
+    # The first task's prompt shows how long prompts are; an update's memory is planned
+    # from it.
     env = env_at(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
     teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
     turns = getattr(env, "max_turns", None)  # None: it does not say
-    # Do sampler and trainer agree? (With a mistake on purpose, perhaps not.)
+    # Do sampler and trainer agree? (With a planted bug, perhaps not.)
     if not cfg.break_:
         check_passes(policy, cfg, prompt, turns, choose_backend(cfg, policy))
-    said = fit_memory(cfg, policy, len(prompt), turns)  # sets cfg.micro_tokens
-    print(said, end="")
+    message = fit_memory(cfg, policy, len(prompt), turns)  # sets cfg.micro_tokens
+    print(message, end="")
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     seeds = partial(settings.task_seeds, cfg)
-    rollouts = open_rollouts(cfg, policy, load, env_at, task_seeds=seeds)
+    rollouts = open_rollouts(cfg, policy, load_copy, env_at, task_seeds=seeds)
     return cfg, policy, env_at, rollouts, teacher
 
 
 def load_model(cfg: Config, user_flags: set[str]):
-    """(the finished config, the policy, load). load() loads another copy of the policy.
+    """(the finished config, the policy, load_copy).
 
+    load_copy() loads another copy of the policy.
     What depends on the model, such as the learning rate, is filled in.
     """
     # The model's name, why this one (--model auto depends on the machine), and
     # {setting: value} with which it fits the card. Process 0 decides for all.
     choice = choose_model(*settings.model_request(cfg, user_flags))
-    model, reason, to_fit = parallel.broadcast(choice)
+    model, reason, memory_settings = parallel.broadcast(choice)
     today = parallel.broadcast(cfg.today or date.today().isoformat())
     lora = cfg.lora_rank, cfg.lora_alpha
-    load = partial(load_checked, model, *lora, cfg.device, cfg.seed, today, cfg.dtype)
-    policy = load()
-    # Some chat templates write today's date. The run keeps it then, so that a resumed
-    # run has the same prompts.
-    dated = today if read_template(policy.tokenizer).dated else ""
-    cfg = settings.complete(cfg, policy.n_parameters, model, to_fit, dated)
+    load_copy = partial(
+        load_checked, model, *lora, cfg.device, cfg.seed, today, cfg.dtype
+    )
+    policy = load_copy()
+    # If the chat template writes today's date, the run keeps its first date, so that a
+    # resumed run has the same prompts.
+    run_date = today if read_template(policy.tokenizer).dated else ""
+    cfg = settings.complete(cfg, policy.n_parameters, model, memory_settings, run_date)
     print(
         f"{reason}\nchosen for {policy.n_parameters / 1e6:.1f}M parameters: lr "
         f"{cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}, max_tokens "
         f"{cfg.max_tokens}\n{about(policy.tokenizer, today)}"
     )
-    return cfg, policy, load
+    return cfg, policy, load_copy
 
 
 def choose_backend(cfg: Config, policy: Policy) -> Backend:
-    """The faster way of fast/, or with --plain the chapters' own. In both, the work is
-    split over the processes."""
+    """fast/'s implementation, or with --plain the chapters' own.
+
+    Both split the work over the processes.
+    """
     backend = replace(PLAIN, deal=parallel.shard, add_up=parallel.add_up)
     if cfg.plain:
         return backend
@@ -177,14 +186,17 @@ def evaluate_stage(cfg: Config, run, policy, rollouts, env_at, stage: str) -> No
         seeds = settings.dev_seeds(cfg)
         sets = eval_sets(cfg, env_at)  # {name: (is it trained on?, new_env)}
         bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
-        for tasks, (trained, new_env) in bar:
-            groups = rollouts.greedy(new_env, seeds, update=run.state.updates)
-            run.log_evaluation(policy, groups, tasks, trained, stage)  # [n][1]
+        for tasks, (is_trained_level, new_env) in bar:
+            groups = rollouts.greedy(new_env, seeds, update=run.state.updates)  # [n][1]
+            run.log_evaluation(policy, groups, tasks, is_trained_level, stage)
         run.look_at_evaluations()
 
 
 def main() -> None:
-    """The command line: a run or an evaluation. A known error prints one sentence."""
+    """The command line: a run or an evaluation.
+
+    A known error is reported in one sentence.
+    """
     speak_utf8()
     parallel.start()
     with refusals.errors_in_one_sentence():

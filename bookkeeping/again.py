@@ -187,7 +187,7 @@ def probe(cfg, policy, env_at, rollouts, backend) -> None:
     # every training task.
     unseen = seeds_from(cfg, DEV_SEEDS, cfg.num_tasks)
     rollouts.task_seeds = lambda update: unseen
-    groups = rollouts.play(0, levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
+    groups = rollouts.collect(0, levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
     compute_advantages(groups, cfg)
     print(passes_of_sft(shown, cfg), *probe_report(groups, cfg), sep="\n")
     rollouts.close()

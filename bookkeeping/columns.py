@@ -30,7 +30,7 @@ import torch
 from batch import BANDS, CAP, CAPPED, Batch
 from bookkeeping.tables import QUANTILES, SPREAD
 from fast import parallel
-from grpo import Updated, k3
+from grpo import UpdateResult, k3
 from policy import Backend, Policy
 
 # Means over tokens: of an update's last epoch, or of its first (before the first step, a mismatch
@@ -60,7 +60,7 @@ SUMS = (*OF_LAST, *OF_FIRST, "tokens", "log_ratio", "moved", "ended", "stops")
 
 
 def log_columns(
-    updated: Updated, groups: list[list], policy: Policy, cfg, backend: Backend
+    result: UpdateResult, groups: list[list], policy: Policy, cfg, backend: Backend
 ) -> dict:
     """A line about one update on these groups [G][k]. Call it while the policy still learns."""
     scored = [e for group in groups for e in group if e.stop_reason != "error"]
@@ -73,17 +73,17 @@ def log_columns(
         "trained_tokens": 0,
         # How much of `mismatch` the number format explains.
         "rounding": 0.03 if policy.bfloat16 else 1e-3,
-        "loss": updated.loss,
-        "grad_norm": updated.grad_norm,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
     }
     for name, columns in SPREAD.items():
         # An episode without a deal has no toxicity.
         values = [e.components[name] for e in scored if name in e.components]
         if values:
             line |= zip(columns, np.quantile(values, QUANTILES).tolist())
-    if not updated.passes:
+    if not result.passes:
         return line
-    first, last = (sums(updated.passes[i]) for i in (0, -1))
+    first, last = (sums(result.passes[i]) for i in (0, -1))
     tokens = last["tokens"]
     known = {
         "kl_ref": cfg.kl > 0,
@@ -98,11 +98,11 @@ def log_columns(
     line["trained_tokens"] = int(tokens) * cfg.epochs
     moved = last["moved"] > 1e-4 * tokens  # else stretch would be a quotient of rounding errors
     line["stretch"] = last["log_ratio"] / last["moved"] if moved else 1.0
-    ratios = (found["ratio"].max().item() for _, found in updated.passes[-1])
+    ratios = (found["ratio"].max().item() for _, found in result.passes[-1])
     line["ratio_max"] = max(parallel.gather([max(ratios, default=0.0)]))
     stale = any(e.age for group in groups for e in group)
     if line["mismatch"] > line["rounding"] and not stale:
-        line["twice"] = two_passes(policy, updated.passes[0], cfg, backend)
+        line["twice"] = two_passes(policy, result.passes[0], cfg, backend)
     return line
 
 

@@ -190,8 +190,8 @@ FAILURES = {
 SETTINGS = {name: SHORT | failure.flags for name, failure in FAILURES.items()}
 
 
-def put_in(name: str) -> None:
-    """Make the mistake, for the rest of this process."""
+def plant(name: str) -> None:
+    """Plant the bug, for the rest of this process."""
     for place, wrong in FAILURES[name].wrong.items():
         owner, _, function = place.rpartition(".")
         replace_function(resolve_name(owner), function, wrong)

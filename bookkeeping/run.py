@@ -327,7 +327,7 @@ class Run:
         """The steps, with a progress bar; between two of them, the run may be stopped."""
         for step in parallel.bar(steps, desc="SFT", disable=not steps):
             yield step
-            self.end_if_asked()
+            self.stop_if_asked()
 
     def save(self, policy, optimizer, backend: Backend, groups=()) -> None:
         """Save a checkpoint, and two groups of the last batch to read."""
@@ -355,7 +355,7 @@ class Run:
         """Was this run asked to stop (Ctrl-C, SIGTERM), in any of its processes?"""
         return any(parallel.gather([self.stopping.is_set()]))
 
-    def end_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
         """SystemExit if it was; --resume continues from what was saved before."""
         if self.stop_asked():
             raise SystemExit(f"stopped{run_folder.how_to_go_on()}")
@@ -609,7 +609,7 @@ def signal_verdict(groups: list[list[Episode]]) -> str:
     return f"{now}: GRPO will hardly move; try {cure}"
 
 
-def healthy_values(cfg: Config) -> str:
+def reading_guide(cfg: Config) -> str:
     """A line to print before the first update: which ratio and loss are healthy."""
     if cfg.epochs > 1 or cfg.async_rollouts:
         return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"

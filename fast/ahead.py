@@ -109,7 +109,8 @@ def start_vllm(cfg, policy: Policy):
 class SyncRollouts:
     """Rollouts in the trainer's own process: sample, then train, then sample again.
 
-    After `play`, `seconds` says where this update's time went, and `level` which level was played.
+    After `collect`, `seconds` says where this update's time went, and `level` which level was
+    played.
     """
 
     def __init__(self, cfg, policy: Policy, sampler, make_env: Callable, task_seeds: Callable):
@@ -123,7 +124,7 @@ class SyncRollouts:
         self.begun = 0  # with --max-staleness: the number of the next batch
         self.counts: dict[str, int] = {}  # columns of the log, with --max-staleness
 
-    def play(self, update: int, level) -> list[list[Episode]]:
+    def collect(self, update: int, level) -> list[list[Episode]]:
         """The groups [num_tasks][k] of an update."""
         groups = parallel.gather(self.next_groups(update, level))
         for number, group in enumerate(groups):  # every process counted its groups from 0
@@ -319,10 +320,10 @@ class AsyncRollouts(SyncRollouts):
         """As above, but the job starts now, in the second process, after those before it."""
         return self.sampler.ask(weights_of(self.policy), job, version).result
 
-    def play(self, update: int, level) -> list[list[Episode]]:
+    def collect(self, update: int, level) -> list[list[Episode]]:
         """As above; also measures how long the trainer waits for it."""
         started = time.monotonic()
-        groups = super().play(update, level)
+        groups = super().collect(update, level)
         self.seconds["wait"] = time.monotonic() - started
         return groups
 

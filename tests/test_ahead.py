@@ -199,7 +199,7 @@ def test_a_sampler_that_keeps_its_weights_plays_by_those_of_its_last_sync(stir):
     for update in range(3):
         job = (partial(make_env, 6), [7], 2, 24, 1.0, 0)
         fresh.append(ids(play(policy, TorchSampler(policy), *job)))
-        found.append(rollouts.play(update, 6))
+        found.append(rollouts.collect(update, 6))
         stir(policy, 0.1, seed=update)
     assert [ids(groups) for groups in found] == [fresh[0], fresh[0], fresh[2]]
     assert fresh[1] != fresh[0], "the weights did change"
@@ -241,7 +241,7 @@ def test_a_sampler_that_never_waits_gets_ahead_until_batches_are_too_old_and_are
     """It plays two batches per update, each with the weights of the moment it begins."""
     taken, ages, counts = [], [], []
     for update in range(7):
-        [[episode]] = free.play(update, level=update)
+        [[episode]] = free.collect(update, level=update)
         taken.append(episode.seed)
         ages.append(episode.age)
         counts.append(free.counts)
@@ -258,8 +258,8 @@ def test_a_sampler_that_never_waits_gets_ahead_until_batches_are_too_old_and_are
 
 
 def test_an_error_of_the_second_process_reaches_the_trainer_and_no_other_batch_begins(free):
-    free.play(0, level=1)
+    free.collect(0, level=1)
     free.sampler.asked[1][-1].set_exception(CannotGoOn("it was killed"))
     with pytest.raises(CannotGoOn, match="it was killed"):
-        free.play(1, level=1)
+        free.collect(1, level=1)
     assert len(free.sampler.asked) == 2

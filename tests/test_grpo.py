@@ -423,14 +423,14 @@ def test_a_teacher_judges_each_token(load):
     for micro_tokens in (HUGE, 30):
         cfg = replace(FLAGS, temperature=0.7, micro_tokens=micro_tokens)
         grpo.compute_advantages(groups, cfg)
-        grpo.learn_from_teacher(teacher, groups, cfg)
+        grpo.teacher_advantages(teacher, groups, cfg)
         for e in sum(groups, []):
             there = logprobs_now(teacher, e.token_ids, 0.7)
             gaps = [there[t] - e.logprobs[t] for t, s in enumerate(e.sampled) if s]
             failed = e.stop_reason == "error"
             assert e.advantages == ([0.0] * len(gaps) if failed else pytest.approx(gaps, abs=1e-4))
     same = make_groups(teacher, REWARDS, noise=0.0)
-    grpo.learn_from_teacher(teacher, same, cfg=replace(FLAGS, micro_tokens=HUGE))
+    grpo.teacher_advantages(teacher, same, cfg=replace(FLAGS, micro_tokens=HUGE))
     assert max(abs(a) for e in sum(same, []) for a in e.advantages) < 1e-5
 
 

@@ -90,12 +90,14 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
     cfg = settings.Config()
     refusals.check(cfg)
     settings.fill(cfg, settings.by_size(0.9e6, "letters"))
-    called = {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS", "warmup": "RISE"}
+    called = {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS", "warmup": "WARMUP"}
     alike = "sft_steps sft_batch sft_lr k max_tokens lr lr_end".split()
     for name in (*called, *alike):
         assert getattr(cfg, name) == getattr(pico, called.get(name, name.upper())), name
-    assert (cfg.sft_examples, cfg.eval_n) == (len(pico.SFT_SEEDS), len(pico.DEV))
-    assert list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.DEV[0] == settings.DEV_SEEDS
+    assert (cfg.sft_examples, cfg.eval_n) == (len(pico.SFT_SEEDS), len(pico.DEV_SEEDS))
+    assert (
+        list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.DEV_SEEDS[0] == settings.DEV_SEEDS
+    )
     assert MAX_GRAD_NORM == pico.MAX_NORM
 
 
@@ -109,7 +111,7 @@ def test_tasks_questions_demonstrations_and_token_ids_are_the_books(policy):
         ask, counts = pico.make_task(seed)
         assert ask == messages[0]["content"]
         assert list(counts.items()) == list(zip(env.task.letters, env.task.counts))
-        prompt, reply = pico.CHAT.format(ask), pico.demonstration(counts)
+        prompt, reply = pico.PROMPT.format(ask), pico.demonstration(counts)
         assert pico.encode(prompt) == encode(policy, render(policy, messages, None, True))
         assert reply == env.expert_reply() and pico.encode(reply) == encode(policy, reply)
     with pytest.raises(ValueError, match="no token for 'é'"):
@@ -195,7 +197,7 @@ def test_it_trains_on_tasks_of_neither_sft_nor_evaluation(monkeypatch):
     for seed in (0, 1249):
         pico.main(seed, updates=1)
     drawn = [seed for call in played.call_args_list for seed in call.args[1]]
-    assert len(drawn) == 2 * pico.TASKS and not {*drawn} & {*pico.SFT_SEEDS, *pico.DEV}
+    assert len(drawn) == 2 * pico.TASKS and not {*drawn} & {*pico.SFT_SEEDS, *pico.DEV_SEEDS}
     for seed in (-1, 1250):
         with pytest.raises(SystemExit, match="--seed"):
             pico.main(seed, updates=1)
@@ -257,7 +259,7 @@ def test_it_speaks_at_once_and_does_not_complain_that_numpy_is_missing():
 SMALL = """
 import pico
 pico.TASKS, pico.K, pico.SFT_STEPS, pico.MAX_TOKENS = 1, 2, 1, 40
-pico.SFT_SEEDS, pico.DEV = pico.SFT_SEEDS[:8], pico.DEV[:2]
+pico.SFT_SEEDS, pico.DEV_SEEDS = pico.SFT_SEEDS[:8], pico.DEV_SEEDS[:2]
 pico.main(seed=0, updates=1000)
 """
 

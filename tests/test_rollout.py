@@ -222,7 +222,7 @@ class Broken(Chat):
     "where, turns, told",
     [
         ("reset", 0, "ValueError: no task today (test_rollout.py:"),
-        ("opening", 0, "task 4: reset() gave another opening"),
+        ("opening", 0, "task 4: reset() gave one episode a different"),
         ("step 0", 1, "RuntimeError: no such luck (test_rollout.py:"),
         ("step 1", 2, "RuntimeError: no such luck"),
     ],

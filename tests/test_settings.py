@@ -130,7 +130,7 @@ REFUSED = [  # (flags, what is said)
     ({"env": "alphabet", "set": ["min_turns"]}, "--set min_turns: give NAME=VALUE"),
     ({"env": "swarm", "set": ["flor=1"]}, "--set flor=1: swarm has no such setting; choose"),
     ({"env": "swarm", "set": ["floor=-1"]}, "--set floor=-1.0: must be a number"),
-    ({"env": "swarm", "set": ["version=3"]}, "--set version=3: swarm knows 0.2, 0.1"),
+    ({"env": "swarm", "set": ["version=3"]}, "--set version=3: swarm accepts 0.2, 0.1"),
     ({"env": "swarm", "set": ["payoff_scale=theirs"]}, "--set payoff_scale=theirs: "),
     ({"env": "swarm", "set": ["gate=mild"]}, "--set gate=mild: "),
     ({"env": "swarm", "set": ["proxy_noise=-1"]}, "--set proxy_noise=-1"),

@@ -38,7 +38,7 @@ def test_the_fast_way_and_the_plain_one_train_smollm2_alike():
         reference = copy_weights(policy)
         with policy.learning():
             shown = sft(policy, new_env, settings.sft_seeds(cfg), cfg, backend)
-        own = rollouts.play(0, cfg.difficulty)
+        own = rollouts.collect(0, cfg.difficulty)
         groups = groups or deepcopy(own)
         learn = partial(learn_by_hand, policy, cfg, backend, reference)
         with policy.learning():
