@@ -451,8 +451,7 @@ TABLES: dict[str, Callable[[], str]] = {
             start="warm-up: 100 answers",
             more_sft="the same answers for longer",
             grpo="**RL after the warm-up**",
-            true_answers="1,280 answers, as many as RL's questions (3 seeds, bfloat16; "
-            "RL in bfloat16: 42.0%)",
+            true_answers="1,280 answers, as many as RL's questions (3 seeds, bfloat16)",
             way_start="100 worked examples, no RL; longer replies",
         ),
     ),
