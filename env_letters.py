@@ -241,9 +241,8 @@ def score_reply(
     answer = parse_answer(reply, several)
     if not think and not is_one_block(reply, "answer", LONGEST_REPLY):
         answer = None
-    if (
-        answer is not None and not several
-    ):  # from here on, treated like an answer in JSON
+    # from here on, a single count is treated like an answer in JSON
+    if answer is not None and not several:
         answer = {task.letters[0]: answer}
     fraction = 0.0  # the share of the counts that are right
     if answer is not None and answer.keys() == truth.keys():

@@ -58,9 +58,9 @@ def group_advantages(
               "best" (RAFT: Dong et al. 2023): 1 for a reward that is above its group's
               mean and in the upper quarter (ties count), else 0. With "none" and "best"
               `divide` is ignored
-    divide    "std"; "none"; "mean": by the mean reward, so that rare successes weigh
-              more (Tajwar et al. 2026, "Maximum Likelihood RL"; docs/recipe.md).
-              ValueError if a mean is negative
+    divide    "std": by the standard deviation; "none" (--no-normalize); "mean": by the
+              mean reward, so that rare successes weigh more (Tajwar et al. 2026,
+              "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
     """
     rewards = rewards.double()
     valid = ~rewards.isnan()  # [G, k]; comparisons with NaN are False
