@@ -76,11 +76,14 @@ def read(name: str) -> dict:
 def keep(file: Path, head: dict, arms: dict) -> None:
     """Add arms to a result file, or replace them.
 
-    Each arm has its own line, so that a diff shows what has grown.
+    Each arm has its own line, so that a diff shows what has grown. Numbers have eight digits: no
+    page shows more.
     """
     data = json.loads(file.read_text(encoding="utf8")) if file.exists() else {}
     arms = data.pop("arms", {}) | arms
-    short = partial(json.dumps, separators=(",", ":"), ensure_ascii=False)
+    eight_digits = lambda text: float(f"{float(text):.8g}")
+    rounded = lambda x: json.loads(json.dumps(x), parse_float=eight_digits)
+    short = lambda x: json.dumps(rounded(x), separators=(",", ":"), ensure_ascii=False)
     line = lambda item: f"{short(item[0])}:{short(item[1])}"
     lines = [
         *map(line, (data | head).items()),
