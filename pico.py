@@ -23,10 +23,10 @@ With seed 0 you will see this (95% intervals in brackets):
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
 and its replies to two tasks. An evaluation is greedy: it takes the likeliest token each
-time. In training, tokens are sampled at random, and sampled replies are right less
-often. So update 1 earns 0.06, although 19% of the greedy replies were right. But 5% of
-the samples spell the string out. They are right far more often than the rest, so
-spelling becomes likelier.
+time. In training, tokens are sampled at random, and a sampled reply is right less often
+than a greedy one: update 1 earns 0.06, although 19% of the greedy replies were right.
+Sampling also shows what greedy decoding hides: 5% of the samples spell the string out.
+They are right far more often than the rest, so spelling becomes likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
 evaluation. The model and its tokenizer come last; RL does not depend on how they work.
@@ -143,8 +143,8 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         answer = json.loads(body.strip(), object_pairs_hook=each_letter_once)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
-    # To Python, true and 1.0 equal 1, but they are not counts: so types are compared.
-    # (If answer == counts, answer is a dict and has values().)
+    # In Python True == 1 and 1.0 == 1, but neither is a count, so types are checked,
+    # too. (If answer == counts, answer is a dict and has values().)
     return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
@@ -161,9 +161,9 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 # ----------------------------------------------------------- the loop (book: train.py)
 def main(seed: int, updates: int) -> None:
     """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
-    first_seed = first_task(seed, updates)  # of the first task
+    first_seed = first_task_seed(seed, updates)
     torch.manual_seed(seed)
-    lora = new_lora()  # the weights that learn
+    lora = new_lora()  # the trainable weights
     # evaluate prints the replies to these two
     for name, task_seed in zip("AB", DEV_SEEDS[-2:]):
         ask, counts = make_task(task_seed)
@@ -171,40 +171,41 @@ def main(seed: int, updates: int) -> None:
     evaluate(weights_of(lora), "before")
     imitate(lora, seed)
     evaluate(weights_of(lora), "after SFT")
-    # imitate() had an optimizer of its own; GRPO starts with fresh moments
+    # GRPO gets a new optimizer: Adam's running averages from SFT are not carried over
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     curve = []
     try:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
             seeds = range(first_seed + i * TASKS, first_seed + (i + 1) * TASKS)
-            # one random number in [0, 1) per token, with which draw() picks it
+            # one random number in [0, 1) per token; draw() uses it to choose the token
             uniforms = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(weights_of(lora), seeds, K, uniforms)
 
             # 2 compare: how much better was each reply than the others of its group?
-            # Both are [TASKS, K].
-            rewards = torch.tensor([[e.reward for e in group] for group in groups])
-            advantages = advantages_of(rewards).to(DEVICE)
+            rewards = torch.tensor(
+                [[e.reward for e in group] for group in groups]
+            )  # [TASKS, K]
+            advantages = advantages_of(rewards).to(DEVICE)  # [TASKS, K]
 
             # 3 learn: the better ones become likelier, the worse ones less likely. One
             # group at a time, to save memory: each backward() adds to the gradients and
             # frees its activations. grpo_loss sums over a group's replies; dividing by
             # the number of all replies makes the total a mean.
-            for group, advantage in zip(groups, advantages):
-                if advantage.any():  # else all did equally well: nothing to learn
-                    loss = grpo_loss(weights_of(lora), group, advantage)
+            for group, group_advantages in zip(groups, advantages):
+                if group_advantages.any():  # else all scored alike: nothing to learn
+                    loss = grpo_loss(weights_of(lora), group, group_advantages)
                     (loss / (TASKS * K)).backward()
             grad_norm = adam_step(
                 optimizer, lora, LR * schedule(i, updates, WARMUP, LR_END)
             )
 
             # 4 look.
-            spelt = [spells_it_out(e.text) for group in groups for e in group]
+            spelled = [spells_it_out(e.text) for group in groups for e in group]
             curve.append(rewards.mean().item())
             print(
                 f"update {i + 1:3}  reward {curve[-1]:.2f}  "
-                f"spells it out {sum(spelt) / len(spelt):4.0%}  "
+                f"spells it out {sum(spelled) / len(spelled):4.0%}  "
                 f"grad norm {grad_norm:.2f}",
                 flush=True,
             )
@@ -222,8 +223,8 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
     """
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
-    # Equal rewards must give exactly 0. With rewards such as 0.1, rounding would leave
-    # about 1e-17.
+    # Equal rewards must give exactly 0, or main would not skip the group. With rewards
+    # of 0.1, rounding would leave about 1e-17.
     centered[centered.abs() < 1e-12] = 0
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
     return advantages.float()
@@ -235,21 +236,21 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     A token's gain is its advantage times its log-prob. A reply's gain is the mean over
     its tokens. The loss is minus their sum; main divides it by the number of replies.
 
-    With one optimizer step per batch, as here, this is GRPO. grpo.py can take several.
-    It then uses, in place of the log-prob, the ratio: the token's probability now,
-    divided by its probability when it was sampled; and it clips that ratio. At the
-    first step the ratio is 1, and its gradient is the gradient of the log-prob.
+    With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py can
+    take several, so in place of the log-prob it uses the *ratio* (the token's
+    probability now, divided by its probability when it was sampled) and clips it. At
+    the first step the ratio is 1, and its gradient is that of the log-prob.
     """
     # for each of the M reply tokens: its log-prob, and which reply it belongs to
-    logp, row_of = logprobs_of(weights, group)
-    gain = logp * advantages[row_of]  # [M]
+    logp, reply_of = logprobs_of(weights, group)
+    gain = logp * advantages[reply_of]  # [M]
     # The mean over a reply's tokens: a long one weighs no more than a short one.
-    length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
-    return -(gain / length[row_of]).sum()
+    lengths = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
+    return -(gain / lengths[reply_of]).sum()
 
 
 def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each of the M reply tokens: its log-prob now, and its episode. ([M], [M])"""
+    """For each of the M reply tokens: its log-prob now, its reply's row. ([M], [M])"""
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
     # Position t predicts token t + 1: the shift that everybody gets wrong once. With a
@@ -265,19 +266,20 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    # Padding is on the right, where no real token can see it. forward() asks for
-    # padding on the left: there is none.
+    # Here padding is on the right, where no real token can see it. forward's `pad`
+    # counts padding on the left; there is none.
     no_pad = torch.zeros_like(ids[:, 0])  # [N]
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
-    row_of = mask.nonzero()[:, 0]  # [M], the row of each True
-    return logp.gather(1, chosen[:, None])[:, 0], row_of
+    reply_of = mask.nonzero()[:, 0]  # [M], the row of each True
+    return logp.gather(1, chosen[:, None])[:, 0], reply_of
 
 
 def schedule(i: int, steps: int, warmup: float, end: float) -> float:
     """The learning rate of step i, as a fraction of the peak.
 
-    It rises over the first `warmup` steps, then falls linearly towards `end`.
+    The lower of two lines: one rises to 1 over the first `warmup` steps, the other
+    falls from 1 at step 0 to `end` at step `steps`.
     """
     up = (i + 1) / warmup
     down = 1 - (1 - end) * i / steps
@@ -414,10 +416,10 @@ def evaluate(weights: dict, stage: str) -> None:
     n = len(episodes)
     p = sum(e.reward for e in episodes) / n
     low, high = interval_of(p, n)
-    spelt = sum(spells_it_out(e.text) for e in episodes) / n
+    spelled = sum(spells_it_out(e.text) for e in episodes) / n
     print(
         f"{stage:10}  exact {p:5.1%} [{low:5.1%}, {high:5.1%}]  n = {n}  "
-        f"spells it out {spelt:4.0%}"
+        f"spells it out {spelled:4.0%}"
     )
     for name, e in zip("AB", episodes[-2:]):
         print(f"Task {name}, reward {e.reward:.0f}: {e.text}\n", flush=True)
@@ -439,15 +441,15 @@ def draw_curve(rewards: list[float]) -> None:
         print(f"updates from {i + 1:3}  {mean:4.2f} {'#' * round(50 * mean)}")
 
 
-def first_task(seed: int, updates: int) -> int:
+def first_task_seed(seed: int, updates: int) -> int:
     """The seed of a run's first task. Runs with other seeds have other tasks."""
-    # Each --seed owns a block of task seeds (100,000 updates of TASKS tasks). The last
-    # block ends before SFT_SEEDS begin.
+    # Each --seed has its own block of task seeds: 100,000 updates of TASKS tasks. The
+    # last block ends before SFT_SEEDS begins.
     max_updates = 100_000
-    last_seed = SFT_SEEDS[0] // (max_updates * TASKS) - 1
-    if not (0 <= seed <= last_seed and updates <= max_updates):
+    max_run_seed = SFT_SEEDS[0] // (max_updates * TASKS) - 1
+    if not (0 <= seed <= max_run_seed and updates <= max_updates):
         sys.exit(
-            f"pico.py: choose a --seed from 0 to {last_seed}, and at most "
+            f"pico.py: choose a --seed from 0 to {max_run_seed}, and at most "
             f"{max_updates:,} --updates"
         )
     return seed * max_updates * TASKS
@@ -475,8 +477,8 @@ HEAD_DIM = 32
 EPS = 1e-6
 ROPE_BASE = 10_000.0
 
-# LoRA: a weight W stays frozen; what learns is a product B A of rank RANK, which is
-# added to it, times ALPHA / RANK.
+# LoRA: a weight W stays frozen. Only the product B A, of rank RANK, is trained; it is
+# added to W, scaled by ALPHA / RANK.
 RANK = 32
 ALPHA = 64
 
@@ -495,7 +497,7 @@ def forward(
     pad     [B]; the first pad[b] tokens of row b are padding, and do not count
     wanted  a mask [B, T] with the M positions; None: the last one of each row, so that
             M = B
-    cache   [LAYERS, 2, B, KV_HEADS, positions, HEAD_DIM]: the keys and values of the
+    cache   [LAYERS, 2, B, KV_HEADS, columns, HEAD_DIM]: the keys and values of the
             tokens that earlier calls have read; this call writes its own after them
     start   how many columns of the cache earlier calls have filled, padding included
     """
@@ -521,17 +523,17 @@ def forward(
     #     query 2       x
     #     query 3       x x
     keys = torch.arange(start + T, device=DEVICE)
-    positions = keys[start:, None]  # [T, 1], of the queries
-    # The first key that each query may see, [B, T, 1]: in the picture 0, 1, 2, 2. For
-    # padding that is itself, for all others the row's first real token.
-    first_key = pad[:, None, None].minimum(positions)
-    mask = (keys <= positions) & (keys >= first_key)  # [B, T, start + T]
+    columns = keys[start:, None]  # [T, 1], of the queries
+    # The first column each query may see, [B, T, 1] (in the picture 0, 1, 2, 2):
+    # padding sees only itself; real tokens see back to the row's first real token.
+    first_key = pad[:, None, None].minimum(columns)
+    mask = (keys <= columns) & (keys >= first_key)  # [B, T, start + T]
 
-    # RoPE: the dimensions i and i + d/2 turn by position · ROPE_BASE^(-2i/d), where d
-    # is HEAD_DIM and positions count from the row's first real token.
+    # RoPE: dimensions i and i + d/2 turn by position · ROPE_BASE^(-2i/d), where d is
+    # HEAD_DIM. The position is counted from the row's first real token: columns - pad.
     even = torch.arange(0, HEAD_DIM, 2, device=DEVICE)  # 2i
     inv_freq = ROPE_BASE ** -(even / HEAD_DIM)  # [d/2]
-    angle = (positions - pad[:, None, None]) * inv_freq  # [B, T, d/2]
+    angle = (columns - pad[:, None, None]) * inv_freq  # [B, T, d/2]
     angle = angle.repeat(1, 1, 2)[:, None]  # [B, 1, T, d]: both halves turn alike
 
     x = F.embedding(ids, weights["model.embed_tokens.weight"])  # [B, T, D]
@@ -545,7 +547,7 @@ def forward(
         k = rotate(k, angle)  # [B, KV_HEADS, T, d]
         v = heads(h, f"{attn}.v")
         if cache is not None:
-            kv = cache[layer]  # keys and values: [2, B, KV_HEADS, positions, d]
+            kv = cache[layer]  # keys and values: [2, B, KV_HEADS, columns, d]
             kv[:, :, :, start : start + T] = torch.stack([k, v])
             k, v = kv[:, :, :, : start + T]
         # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
@@ -588,7 +590,7 @@ def weights_of(lora: dict) -> dict[str, torch.Tensor]:
 
 
 def new_lora() -> dict[str, torch.Tensor]:
-    """The weights that learn: per linear layer A [r, in], random; B [out, r], zeros."""
+    """The trainable weights: per linear layer A [r, in], random; B [out, r], zeros."""
     shapes = {name: w.shape for name, w in BASE.items() if "_proj" in name}
     lora = {}
     for name, (n_out, n_in) in shapes.items():
@@ -628,7 +630,8 @@ def encode(text: str) -> list[int]:
     """
     best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
     for end in range(1, len(text) + 1):
-        ways = []  # to cut the first `end` characters, the longest last piece first
+        # each way to cut the first `end` characters; longest last piece first
+        ways = []
         for begin in range(max(0, end - LONGEST_PIECE), end):
             piece = text[begin:end]
             if piece in PIECES:
@@ -657,8 +660,8 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
         if re.fullmatch("<0x..>", piece):
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    # Tokens such as <think> are in vocab, too, and must stay whole. All scores are
-    # negative; these get a huge one instead, which always wins.
+    # Tokens such as <think> are in vocab, too, and must stay whole. Ordinary scores are
+    # negative; these get a huge positive one, which always wins.
     for token in file["added_tokens"]:
         pieces[token["content"]] = (10**6, token["id"])
     return texts, pieces
@@ -666,7 +669,7 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
 
 TEXTS, PIECES = read_tokenizer()
 STOP = PIECES["<|im_end|>"][1]  # ends each turn; the policy must learn to write it, too
-# The policy writes what follows.
+# The chat template, up to where the reply begins. {} is the question.
 PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 LONGEST_PIECE = max(len(piece) for piece in PIECES)  # in characters
 

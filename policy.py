@@ -1,4 +1,4 @@
-"""The policy: a causal language model, its tokenizer, and the few weights that learn.
+"""The policy: a causal language model, its tokenizer, and its few trainable weights.
 
     W' = W + (alpha / rank) · B A     LoRA (Hu et al. 2021, §4.1)
 
@@ -62,7 +62,7 @@ class Policy:
         return self.model.get_base_model() if self.lora_rank else self.model
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """The weights that learn: {name: weight}."""
+        """The trainable weights: {name: weight}."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
@@ -137,7 +137,7 @@ def load_policy(
     lora_rank  0: nothing is attached, and all weights learn
     device     "auto": cuda if there is one, else cpu
     today      the date, for a chat template that writes it; "": today's
-    bfloat16   compute in it, and keep frozen weights in it. Weights that learn are
+    bfloat16   compute in it, and keep frozen weights in it. Trainable weights are
                always float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits
 
     train.py has every model checked before use (bookkeeping/pretrained.py).

@@ -420,7 +420,7 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer=None) -> tuple[dict,
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
-    """Load exactly the weights that learn. An error if one is missing, or is not the policy's."""
+    """Load exactly the trainable weights. An error if one is missing, or is not the policy's."""
     if not policy.lora_rank:
         load_model(policy.model, folder / "model.safetensors")  # to it a tied head is one weight
         return

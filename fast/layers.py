@@ -160,7 +160,7 @@ def products_dtype(policy: Policy) -> torch.dtype:
     return torch.bfloat16 if narrow else policy.lm.dtype
 
 
-# {model: (copies of the weights that learn, its layers with these)}
+# {model: (copies of the trainable weights, its layers with these)}
 KEPT: WeakKeyDictionary = WeakKeyDictionary()
 
 
@@ -168,7 +168,7 @@ KEPT: WeakKeyDictionary = WeakKeyDictionary()
 def folded_layers(lm: torch.nn.Module, dtype: torch.dtype) -> list[dict]:
     """layers_of with the current weights, LoRA folded in; whatever is frozen is shared.
 
-    On a CPU, if only LoRA learns, they are kept until a weight that learns has changed: sampler and
+    On a CPU, if only LoRA learns, they are kept until a trainable weight has changed: sampler and
     trainer need one copy, and make it once per update. Comparing the weights takes 5 ms for
     SmolLM2, and also notices writes to `p.data`.
     """
