@@ -317,7 +317,7 @@ class Alphabet:
                 "--set credit_per_turn=true: the power of a mean has no parts; add "
                 "--set power_per_turn=true"
             )
-        check_choice("--sft-style ", self.style, STYLES, "alphabet")
+        check_choice(f"--sft-style {self.style}", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
         self.task = make_task(

@@ -22,8 +22,8 @@ An environment sets a task and scores how it was played; each play is an *episod
 is plain Python and knows nothing of tokens or tensors:
 
     reset(seed) -> messages                 the task
-    step(reply) -> (new messages, done)     the answer to a reply; is it over? There is
-                                            no reward yet
+    step(reply) -> (new messages, done)     what the environment says back, and whether
+                                            the episode is over (no reward yet)
     score() -> {"reward": …, …}             after the last reply
     expert_reply() -> str                   what SFT imitates
 
@@ -31,8 +31,9 @@ and three attributes:
 
     think                                   may a reply think?
     tools                                   JSON schemas, or None
-    max_turns                               the most replies in an episode; may be left
-                                            out unless it is 1
+    max_turns                               the largest number of replies. Optional, but
+                                            an environment of one turn should set it to
+                                            1; the sampler then keeps no cache
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -47,28 +48,38 @@ import re
 import string
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+
+class Tier(NamedTuple):
+    """How the tasks of one difficulty are drawn."""
+
+    source: str  # "word" (English) or "random" (letters)
+    shortest: int  # the string, in letters
+    longest: int
+    p_several: float
+    fewest: int
+    most: int
+
+
+# With probability p_several a task asks for fewest to most letters (at least 2, at most
+# 26), otherwise for one. The numbers are Atropos's; in tier 10 this is always all 26.
 TIERS = {
-    # tier: (source, shortest and longest string, p_several, fewest and most letters)
-    # A task asks for one letter or, with probability p_several, for several: between
-    # fewest and most, but at least 2. The number of letters is capped at 26. (The
-    # numbers are those of Atropos; tier 10 always asks for all 26 letters.)
-    1: ("word", 3, 8, 0.0, 1, 1),
-    2: ("word", 5, 12, 0.5, 1, 2),
-    3: ("word", 8, 18, 0.6, 2, 3),
-    4: ("word", 10, 25, 0.8, 3, 5),
-    5: ("word", 15, 35, 0.9, 5, 8),
-    6: ("random", 40, 80, 1.0, 8, 12),
-    7: ("random", 80, 150, 1.0, 12, 20),
-    8: ("random", 150, 250, 1.0, 18, 30),
-    9: ("random", 250, 400, 1.0, 25, 40),
-    10: ("random", 400, 500, 1.0, 35, 50),
+    1: Tier("word", 3, 8, 0.0, 1, 1),
+    2: Tier("word", 5, 12, 0.5, 1, 2),
+    3: Tier("word", 8, 18, 0.6, 2, 3),
+    4: Tier("word", 10, 25, 0.8, 3, 5),
+    5: Tier("word", 15, 35, 0.9, 5, 8),
+    6: Tier("random", 40, 80, 1.0, 8, 12),
+    7: Tier("random", 80, 150, 1.0, 12, 20),
+    8: Tier("random", 150, 250, 1.0, 18, 30),
+    9: Tier("random", 250, 400, 1.0, 25, 40),
+    10: Tier("random", 400, 500, 1.0, 35, 50),
 }
 
-# How the scripted expert answers. SFT, the warm-up before RL, teaches the model to
-# imitate it. The style that the model's own reply resembles is called its *habit*. (The
-# pages say: it answers at once, states the counts, spells it out.)
+# The expert's styles of answer; SFT, the warm-up before RL, imitates one of them. The
+# style that the model's own reply resembles is its *habit*. (The pages say: it answers
+# at once, states the counts, spells it out.)
 STYLES = {
     "bare": "the answer alone",
     "states": "thinks, but only states the counts: the format without the algorithm",
@@ -77,7 +88,8 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300 characters.
 LONGEST_ANSWER = 1000
-LONGEST_REPLY = 2000  # with --no-think: a longer one could hide a tally
+# Only with --no-think: extra text could hide a tally (is_one_block).
+LONGEST_REPLY = 2000
 
 
 @dataclass(frozen=True)
@@ -109,15 +121,15 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
 
     Do not reorder the calls of rng: a seed would then give another task.
     """
-    source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
-    if source == "word":
-        text = rng.choice(words_between(shortest, longest))
+    tier = TIERS[difficulty]
+    if tier.source == "word":
+        text = rng.choice(words_between(tier.shortest, tier.longest))
     else:
-        length = rng.randint(shortest, longest)
+        length = rng.randint(tier.shortest, tier.longest)
         text = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
     n_letters = 1
-    if rng.random() < p_several:
-        n_letters = max(2, min(rng.randint(fewest, most), 26))
+    if rng.random() < tier.p_several:
+        n_letters = max(2, min(rng.randint(tier.fewest, tier.most), 26))
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
     present, absent = sorted(set(text)), sorted(set(string.ascii_lowercase) - set(text))
     rng.shuffle(present)
@@ -298,9 +310,16 @@ class Letters:
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 
     def __post_init__(self):
-        check_choice("--difficulty ", self.difficulty, TIERS, "letters")
-        check_choice("--reward ", self.reward_kind, ("binary", "partial"), "letters")
-        check_choice("--sft-style ", self.style, STYLES, "letters")
+        check_choice(
+            f"--difficulty {self.difficulty}", self.difficulty, TIERS, "letters"
+        )
+        check_choice(
+            f"--reward {self.reward_kind}",
+            self.reward_kind,
+            ("binary", "partial"),
+            "letters",
+        )
+        check_choice(f"--sft-style {self.style}", self.style, STYLES, "letters")
 
     def reset(self, seed: int) -> list[dict]:
         """The opening messages of the task drawn with `seed`."""
@@ -321,16 +340,14 @@ class Letters:
         return write_reply(self.task, self.style if self.think else "bare")
 
 
-def check_choice(flag: str, value, choices, environment: str) -> None:
+def check_choice(typed: str, value, choices, environment: str) -> None:
     """ValueError unless value is one of the choices. (All environments use it.)
 
-    flag: what the user typed before the value: "--difficulty " or "--set version=".
+    typed: the flag and its value, as the user typed them, such as "--difficulty 11".
     """
     if value not in choices:
         known = ", ".join(map(str, choices))
-        raise ValueError(
-            f"{flag}{value}: {environment} accepts {known}; choose one of them"
-        )
+        raise ValueError(f"{typed}: {environment} accepts {known}; choose one of them")
 
 
 if __name__ == "__main__":

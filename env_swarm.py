@@ -173,14 +173,15 @@ class Swarm:
     max_turns: ClassVar[int] = LAST_STEP  # fixed, not a setting
 
     def __post_init__(self):
-        for flag, value, choices in (
-            ("--set version=", self.version, WEIGHTS),
-            ("--difficulty ", self.difficulty, (*DIFFICULTIES, MIXED)),
-            ("--sft-style ", self.style, PLAYERS),
-            ("--set payoff_scale=", self.payoff_scale, PAYOFFS),
-            ("--set gate=", self.gate, GATES),
+        levels = (*DIFFICULTIES, MIXED)
+        for typed, value, choices in (
+            (f"--set version={self.version}", self.version, WEIGHTS),
+            (f"--difficulty {self.difficulty}", self.difficulty, levels),
+            (f"--sft-style {self.style}", self.style, PLAYERS),
+            (f"--set payoff_scale={self.payoff_scale}", self.payoff_scale, PAYOFFS),
+            (f"--set gate={self.gate}", self.gate, GATES),
         ):
-            check_choice(flag, value, choices, "swarm")
+            check_choice(typed, value, choices, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)

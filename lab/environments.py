@@ -31,8 +31,8 @@ from swarm.bots import draw_scenario
 LONGER = {"80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130), "80-150": (80, 150)}
 EXACT = {str(n): (n, n) for n in range(60, 151, 10)}
 TIERS["40-80"] = TIERS[6]
-for level, size in (LONGER | EXACT).items():
-    TIERS[level] = (TIERS[7][0], *size, *TIERS[7][3:])
+for level, (shortest, longest) in (LONGER | EXACT).items():
+    TIERS[level] = TIERS[7]._replace(shortest=shortest, longest=longest)
 
 
 class Levels(Letters):
