@@ -11,14 +11,16 @@ second network has to predict rewards (PPO has one). A group whose answers all s
 same teaches nothing (its advantages are 0) and is skipped.
 
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
-policy. A batch gives one optimizer step by default. So the importance ratio, p / p_old
-(how likely a token is now, over how likely it was when it was sampled), is 1 but for
-rounding, and nothing is clipped.
+policy. By default each batch is used for one optimizer step. So the importance ratio,
+p / p_old (how likely a token is now, over how likely it was when it was sampled), is 1
+but for rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
-is minus the mean advantage: about 0, whatever the model is. Its gradient is not 0,
-because p depends on the model and p_old does not: at a ratio of 1 it is the gradient of
-advantage · log p. Every loss has this form:
+is minus the mean advantage, about 0 for any model. The gradient is not 0: p depends on
+the weights and p_old does not, so at a ratio of 1 the gradient of ratio · advantage is
+that of advantage · log p.
+
+Every loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -55,9 +57,9 @@ def group_advantages(
 
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
               §4.1.2); "batch": those of all episodes; "none": the reward itself;
-              "best" (RAFT: Dong et al. 2023): 1 for a reward that is above its group's
-              mean and in the upper quarter (ties count), else 0. With "none" and "best"
-              `divide` is ignored
+              "best" (RAFT: Dong et al. 2023) is not a baseline but a selection: 1 for a
+              reward that is above its group's mean and in the upper quarter (ties
+              count), else 0. With "none" and "best" `divide` is ignored
     divide    "std": by the standard deviation; "none" (--no-normalize); "mean": by the
               mean reward, so that rare successes weigh more (Tajwar et al. 2026,
               "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
@@ -72,13 +74,14 @@ def group_advantages(
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
-    # Equal rewards must give exactly 0, or their group would not be skipped. Rounding
-    # gives 1e-17 (0.1 - mean([0.1] * 3)), so what is as small as that becomes 0.
+    # Where rewards are equal, rounding may leave 1e-17 (0.1 - mean([0.1] * 3)). Set
+    # that to exactly 0, or weigh() would not skip the group. Failed episodes become 0,
+    # too.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
     if baseline == "best":
-        bar = rewards.nanquantile(0.75, dim=1, keepdim=True)  # [G, 1]
-        return ((rewards >= bar) & (centered > 0)).float()
+        threshold = rewards.nanquantile(0.75, dim=1, keepdim=True)  # [G, 1]
+        return ((rewards >= threshold) & (centered > 0)).float()
     if divide == "std":
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)
@@ -94,10 +97,6 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
 
     An episode's advantage is how much better it was than its group. All its tokens
     share it, over all turns. Failed episodes get 0, and do not count in the means.
-
-    Only if the environment pays each turn (Episode.turn_rewards) does each turn have an
-    advantage of its own. The loop over turns is for that case: in any other, each pass
-    computes the same numbers again.
     """
     # What advantages are divided by is the loss's choice (LOSSES, further down): for
     # most the std, which gives more weight to tasks that nearly always or nearly never
@@ -105,13 +104,29 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     # tokens differently.
     divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"  # --no-normalize
     episodes = [e for group in groups for e in group]
+    if not any(e.turn_rewards for e in episodes):
+        rewards = [[e.reward if has_score(e) else math.nan for e in g] for g in groups]
+        rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
+        advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
+        for e, advantage in zip(episodes, advantages.flatten().tolist()):
+            e.advantages = [advantage] * e.reply_tokens
+    else:  # rare: the environment pays each turn
+        turn_advantages(groups, cfg.baseline, divide)
+
+
+def turn_advantages(groups: list[list[Episode]], baseline: str, divide: str) -> None:
+    """compute_advantages, but each turn has an advantage of its own.
+
+    It is how much more the episode earned from that turn on than its group did.
+    """
+    episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
         e.advantages = []
     for turn in range(max(map(len, lengths))):
         rewards = [[reward_to_go(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
-        advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
+        advantages = group_advantages(rewards, baseline, divide)  # [G, k]
         flat = advantages.flatten().tolist()  # [G · k]
         for e, length, advantage in zip(episodes, lengths, flat):
             if turn < len(length):
@@ -122,10 +137,10 @@ def reward_to_go(e: Episode, turn: int) -> float:
     """What an episode earned from this turn on; NaN if its environment failed.
 
     If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
-    by the rewards from that turn on: what came before cannot be their merit. Of
-    turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that ended
-    earlier counts with what its last turn earned: [3] is 3 in turn 2. So going on pays
-    only if it earns more than stopping did.
+    by the rewards from that turn on: what came before cannot be their merit. Turns
+    count from 0. With turn_rewards [3, 1] that is 4 for turn 0 and 1 for turn 1. An
+    episode that ended earlier keeps the reward of its last turn: [3] counts as 3 in
+    turn 1. So going on pays only if it earns more than stopping did.
 
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
