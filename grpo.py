@@ -166,10 +166,10 @@ def has_score(episode: Episode) -> bool:
 def clipped_surrogate(
     batch: Batch, output: Output, ratio: torch.Tensor, clip
 ) -> torch.Tensor:
-    """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
+    """-> [M]: min(ratio · A, clipped ratio · A), Schulman 2017 (PPO), eq. 7.
 
-    A token that has moved in the direction of A until its ratio is outside the clip
-    gains no more from moving on: its gradient is 0.
+    Once a token's ratio has left the clip range in the direction that A rewards, its
+    gradient is 0.
     """
     low, high = clip
     clipped = ratio.clamp(1 - low, 1 + high)  # [M]
@@ -177,12 +177,12 @@ def clipped_surrogate(
 
 
 def reinforce(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """A · log p. It ignores the ratio, so it is right only for fresh samples. [M]"""
+    """-> [M]: A · log p. It ignores the ratio, so it is only for fresh samples."""
     return batch.advantages * output.logprobs
 
 
 def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """c · A · log p, [M], with the clipped ratio c as a constant factor.
+    """-> [M]: c · A · log p, with the clipped ratio c as a constant factor.
 
     Unlike in PPO, a token that is clipped keeps its gradient.
     """
@@ -192,11 +192,12 @@ def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tens
 
 
 def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """ratio · A, [M], or 0 if the token has moved too far in the direction of A.
+    """-> [M]: ratio · A, or 0 if the token has moved too far in the direction of A.
 
     Qi et al. 2026, "Rethinking the Trust Region in LLM RL", eq. 11 to 13 (binary total
-    variation): the clip bounds the difference of two probabilities, not their ratio, so
-    rare tokens may move by more and likely ones by less than in PPO.
+    variation): the clip bounds the difference of two probabilities, not their ratio. So
+    the probability of a rare token may move further, and that of a likely one less far,
+    than in PPO.
     """
     low, high = clip
     moved = output.logprobs.detach().exp() - batch.old_logprobs.exp()  # [M]
@@ -211,13 +212,13 @@ class Loss:
     Episodes whose advantage is 0 are left out, unless needs_logits or whole_groups is
     set, or --kl is on.
 
-    gain          what a token contributes: a function as above, (batch, output, ratio,
-                  clip) -> [M], of a micro-batch, to be maximised. It is called twice,
-                  with and without the clip (to_log), so it must have no side effects
+    gain          a function as above, to be maximised: (batch, output, ratio, clip) ->
+                  [M]. It must have no side effects, because to_log calls it a second
+                  time, without the clip
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
-    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo
-                  bounds a difference of probabilities by them)
+    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo uses
+                  them to bound a difference of probabilities)
     weight        of a token. The batch has N episodes with S sampled tokens, L of them
                   in the token's own episode:
                       "episode"     1 / (N · L)           episodes weigh the same
@@ -273,12 +274,12 @@ LOSSES = {
 
 @dataclass
 class UpdateResult:
-    """For the log: loss and gradient of the last step, and what each pass found."""
+    """For the log: loss and gradient of the last step, and what each epoch found."""
 
     loss: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
-    # passes[epoch][micro-batch] = (batch, what to_log returned)
-    passes: list[list[tuple[Batch, dict]]] = field(default_factory=list)
+    # epochs[i][j]: micro-batch j of epoch i, and what to_log said about it
+    epochs: list[list[tuple[Batch, dict]]] = field(default_factory=list)
 
 
 def update(
@@ -302,7 +303,7 @@ def update(
     if not weighted:  # nothing to learn: no step
         return UpdateResult()
     batches = micro_batches(policy, weighted, rule, cfg, backend)
-    passes = []
+    epochs = []
     for _ in range(cfg.epochs):
         optimizer.zero_grad(set_to_none=True)
         total, logged = 0.0, []
@@ -313,9 +314,9 @@ def update(
                 policy, ids, mask, cfg.temperature, rule.needs_logits
             )
             if batch.old_logprobs is None:
-                # The first pass over this batch fixes what the ratio divides by, and
-                # how much each token counts (about 1 if it is fresh). The latter scales
-                # the gain and the KL.
+                # The first epoch fixes the ratio's denominator (old_logprobs) and each
+                # token's importance (about 1 if the sample is fresh). Both then stay as
+                # they are. The importance scales the gain and the KL.
                 batch.old_logprobs, batch.importance = off_policy_terms(
                     batch, output, cfg
                 )
@@ -330,11 +331,11 @@ def update(
             logged.append((batch, to_log(rule, batch, output, ratio, gain, kl)))
         # clip the gradient, then optimizer.step(): policy.py
         step_loss, grad_norm = take_step(policy, optimizer, total, backend)
-        passes.append(logged)
-    return UpdateResult(step_loss, grad_norm, passes)
+        epochs.append(logged)
+    return UpdateResult(step_loss, grad_norm, epochs)
 
 
-# ------------------------------------ what update calls, in order: 1. before the passes
+# ------------------------------------ what update calls, in order: 1. before the epochs
 
 
 def weigh(
@@ -355,7 +356,7 @@ def weigh(
 def token_weights(
     weight_rule: str, lengths: torch.Tensor, max_tokens: int
 ) -> torch.Tensor:
-    """The weight that each token of an episode gets, [N] float32.
+    """For each episode, the weight that each of its tokens gets, [N] float32.
 
     weight_rule: one of the three rules of Loss.weight. lengths [N]: sampled tokens per
     episode. max_tokens: the limit of a reply.
@@ -363,9 +364,10 @@ def token_weights(
     n = max(1, len(lengths))
     if weight_rule == "episode":
         return 1.0 / (n * lengths.clamp(min=1))
-    total = (
-        n * max_tokens if weight_rule == "max_tokens" else max(1, int(lengths.sum()))
-    )
+    if weight_rule == "max_tokens":
+        total = n * max_tokens
+    else:  # "token"
+        total = max(1, int(lengths.sum()))
     return torch.full_like(lengths, 1.0 / total, dtype=torch.float32)
 
 
@@ -381,8 +383,8 @@ def micro_batches(
     # it gets short and long ones.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = backend.deal(by_length)
-    # shared: a group's prompt is computed once, so micro_tokens counts it once. A pass
-    # that returns logits does not share it.
+    # If prompts are shared, a group's prompt is computed once, and micro_tokens counts
+    # it once. Passes that return logits cannot share it.
     shared = backend.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
@@ -439,7 +441,7 @@ def kl_to_reference(
         return torch.zeros_like(output.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
         ref_output = backend.forward(
-            policy, batch.ids, batch.mask, cfg.temperature, False
+            policy, batch.ids, batch.mask, cfg.temperature, logits=False
         )
     return k3(output.logprobs, ref_output.logprobs)
 
@@ -475,8 +477,8 @@ def teacher_advantages(
 ) -> None:
     """On-policy distillation: set each token's advantage to log p_teacher - log p.
 
-    The student has sampled the tokens, a teacher judges each of them. In expectation
-    over samples, the sum of these advantages is -KL(student || teacher): Agarwal et al.
+    The student sampled the tokens; a teacher judges each one. In expectation over
+    samples, the sum of these advantages is -KL(student || teacher): Agarwal et al.
     2024, "On-Policy Distillation of Language Models", with the estimate of Lu 2025
     (thinkingmachines.ai/blog/on-policy-distillation). The reward is only logged. Both
     must have the same tokenizer and read the same prompt (--teacher refuses others).
@@ -487,7 +489,7 @@ def teacher_advantages(
         batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
         ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
         with torch.no_grad():
-            judged = backend.forward(teacher, ids, mask, cfg.temperature, False)
+            judged = backend.forward(teacher, ids, mask, cfg.temperature, logits=False)
         gaps = judged.logprobs - batch.sampler_logprobs  # [M]
         for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
             e.advantages = gap.tolist()
