@@ -558,9 +558,10 @@ def prompt_warnings(policy, cfg, env_at: Callable) -> dict[str, str]:
     """
     seed = task_seeds(cfg, 0)[0]
     try:
-        env = env_at(cfg.difficulty)
+        new_env = partial(env_at, cfg.difficulty)
+        env = new_env()
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
-        demonstration = sft.expert_episode(policy, env, seed).token_ids
+        demonstration = sft.expert_episode(policy, new_env, seed).token_ids
     except Exception:  # the code may be anybody's, and may have no expert
         return {}
     if demonstration[: len(prompt)] == prompt:
