@@ -48,9 +48,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     cfg, policy, new_env_at, collector, teacher = prepare(cfg, user_flags)
     backend = replace(choose_backend(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
-    run.start(
-        cfg, policy, optimizer, collector
-    )  # loads the checkpoint, if there is one
+    # start loads the checkpoint, if there is one.
+    run.start(cfg, policy, optimizer, collector)
     state = run.state  # how many updates are done, and what else a resumed run needs
     evaluate = partial(evaluate_stage, cfg, run, policy, collector, new_env_at)
 
@@ -188,9 +187,8 @@ def evaluate_stage(cfg: Config, run, policy, collector, new_env_at, stage: str) 
         sets = eval_sets(cfg, new_env_at)  # {name: (is it trained on?, new_env)}
         bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
         for tasks, (is_trained_level, new_env) in bar:
-            groups = collector.greedy(
-                new_env, seeds, update=run.state.updates
-            )  # [n][1]
+            # groups [n][1]
+            groups = collector.greedy(new_env, seeds, update=run.state.updates)
             run.log_evaluation(policy, groups, tasks, is_trained_level, stage)
         run.look_at_evaluations()
 
