@@ -41,15 +41,15 @@ EVAL_TIERS = (3, 5, 6)  # letters: evaluated in addition to the trained tier
 
 
 def eval_sets(
-    cfg: Config, env_at: Callable | None = None, sweep: bool = False
+    cfg: Config, new_env_at: Callable | None = None, sweep: bool = False
 ) -> dict[str, tuple]:
     """What is evaluated: {name of a set of tasks: (is it the trained level?, new_env)}.
 
     The same name means the same tasks. new_env() makes an environment of the set's
-    level. It calls env_at(level), which by default is make_env. sweep: add swarm's
+    level. It calls new_env_at(level), which by default is make_env. sweep: add swarm's
     other levels, which take too long during a run.
     """
-    env_at = env_at or partial(make_env, cfg)
+    new_env_at = new_env_at or partial(make_env, cfg)
     own, levels = cfg.difficulty, levels_of(cfg.env)
     others = {"letters": EVAL_TIERS, "custom": levels, "swarm": levels if sweep else ()}
     chosen = {own}
@@ -58,7 +58,7 @@ def eval_sets(
     return {
         TASKS[env_kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
             level == own,
-            partial(env_at, level),
+            partial(new_env_at, level),
         )
         # cfg's own level may be in no curriculum, like swarm's mixed: it comes last
         for level in dict.fromkeys([*levels, own])

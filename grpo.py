@@ -11,14 +11,16 @@ second network has to predict rewards (PPO has one). A group whose answers all s
 same teaches nothing (its advantages are 0) and is skipped.
 
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
-policy. A batch gives one optimizer step by default. So the importance ratio, p / p_old
-(how likely a token is now, over how likely it was when it was sampled), is 1 but for
-rounding, and nothing is clipped.
+policy. By default each batch is used for one optimizer step. So the importance ratio,
+p / p_old (how likely a token is now, over how likely it was when it was sampled), is 1
+but for rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
-is minus the mean advantage: about 0, whatever the model is. Its gradient is not 0,
-because p depends on the model and p_old does not: at a ratio of 1 it is the gradient of
-advantage · log p. Every loss has this form:
+is minus the mean advantage, about 0 for any model. The gradient is not 0: p depends on
+the weights and p_old does not, so at a ratio of 1 the gradient of ratio · advantage is
+that of advantage · log p.
+
+Every loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
@@ -55,9 +57,9 @@ def group_advantages(
 
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
               §4.1.2); "batch": those of all episodes; "none": the reward itself;
-              "best" (RAFT: Dong et al. 2023): 1 for a reward that is above its group's
-              mean and in the upper quarter (ties count), else 0. With "none" and "best"
-              `divide` is ignored
+              "best" (RAFT: Dong et al. 2023) is not a baseline but a selection: 1 for a
+              reward that is above its group's mean and in the upper quarter (ties
+              count), else 0. With "none" and "best" `divide` is ignored
     divide    "std": by the standard deviation; "none" (--no-normalize); "mean": by the
               mean reward, so that rare successes weigh more (Tajwar et al. 2026,
               "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
@@ -72,13 +74,14 @@ def group_advantages(
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
-    # Equal rewards must give exactly 0, or their group would not be skipped. Rounding
-    # gives 1e-17 (0.1 - mean([0.1] * 3)), so what is as small as that becomes 0.
+    # Where rewards are equal, rounding may leave 1e-17 (0.1 - mean([0.1] * 3)). Set
+    # that to exactly 0, or weigh() would not skip the group. Failed episodes become 0,
+    # too.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
     if baseline == "best":
-        bar = rewards.nanquantile(0.75, dim=1, keepdim=True)  # [G, 1]
-        return ((rewards >= bar) & (centered > 0)).float()
+        threshold = rewards.nanquantile(0.75, dim=1, keepdim=True)  # [G, 1]
+        return ((rewards >= threshold) & (centered > 0)).float()
     if divide == "std":
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)
@@ -94,10 +97,6 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
 
     An episode's advantage is how much better it was than its group. All its tokens
     share it, over all turns. Failed episodes get 0, and do not count in the means.
-
-    Only if the environment pays each turn (Episode.turn_rewards) does each turn have an
-    advantage of its own. The loop over turns is for that case: in any other, each pass
-    computes the same numbers again.
     """
     # What advantages are divided by is the loss's choice (LOSSES, further down): for
     # most the std, which gives more weight to tasks that nearly always or nearly never
@@ -105,13 +104,29 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     # tokens differently.
     divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"  # --no-normalize
     episodes = [e for group in groups for e in group]
+    if not any(e.turn_rewards for e in episodes):
+        rewards = [[e.reward if has_score(e) else math.nan for e in g] for g in groups]
+        rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
+        advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
+        for e, advantage in zip(episodes, advantages.flatten().tolist()):
+            e.advantages = [advantage] * e.reply_tokens
+    else:  # rare: the environment pays each turn
+        turn_advantages(groups, cfg.baseline, divide)
+
+
+def turn_advantages(groups: list[list[Episode]], baseline: str, divide: str) -> None:
+    """compute_advantages, but each turn has an advantage of its own.
+
+    It is how much more the episode earned from that turn on than its group did.
+    """
+    episodes = [e for group in groups for e in group]
     lengths = [e.turn_lengths for e in episodes]  # [G · k][turns] sampled tokens
     for e in episodes:
         e.advantages = []
     for turn in range(max(map(len, lengths))):
         rewards = [[reward_to_go(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
-        advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
+        advantages = group_advantages(rewards, baseline, divide)  # [G, k]
         flat = advantages.flatten().tolist()  # [G · k]
         for e, length, advantage in zip(episodes, lengths, flat):
             if turn < len(length):
@@ -122,10 +137,10 @@ def reward_to_go(e: Episode, turn: int) -> float:
     """What an episode earned from this turn on; NaN if its environment failed.
 
     If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
-    by the rewards from that turn on: what came before cannot be their merit. Of
-    turn_rewards [3, 1], that is 4 from turn 1 and 1 from turn 2. An episode that ended
-    earlier counts with what its last turn earned: [3] is 3 in turn 2. So going on pays
-    only if it earns more than stopping did.
+    by the rewards from that turn on: what came before cannot be their merit. Turns
+    count from 0. With turn_rewards [3, 1] that is 4 for turn 0 and 1 for turn 1. An
+    episode that ended earlier keeps the reward of its last turn: [3] counts as 3 in
+    turn 1. So going on pays only if it earns more than stopping did.
 
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
@@ -151,10 +166,10 @@ def has_score(episode: Episode) -> bool:
 def clipped_surrogate(
     batch: Batch, output: Output, ratio: torch.Tensor, clip
 ) -> torch.Tensor:
-    """min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7. [M]
+    """-> [M]: min(ratio · A, clipped ratio · A), Schulman 2017 (PPO), eq. 7.
 
-    A token that has moved in the direction of A until its ratio is outside the clip
-    gains no more from moving on: its gradient is 0.
+    Once a token's ratio has left the clip range in the direction that A rewards, its
+    gradient is 0.
     """
     low, high = clip
     clipped = ratio.clamp(1 - low, 1 + high)  # [M]
@@ -162,12 +177,12 @@ def clipped_surrogate(
 
 
 def reinforce(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """A · log p. It ignores the ratio, so it is right only for fresh samples. [M]"""
+    """-> [M]: A · log p. It ignores the ratio, so it is only for fresh samples."""
     return batch.advantages * output.logprobs
 
 
 def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """c · A · log p, [M], with the clipped ratio c as a constant factor.
+    """-> [M]: c · A · log p, with the clipped ratio c as a constant factor.
 
     Unlike in PPO, a token that is clipped keeps its gradient.
     """
@@ -177,11 +192,12 @@ def cispo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tens
 
 
 def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tensor:
-    """ratio · A, [M], or 0 if the token has moved too far in the direction of A.
+    """-> [M]: ratio · A, or 0 if the token has moved too far in the direction of A.
 
     Qi et al. 2026, "Rethinking the Trust Region in LLM RL", eq. 11 to 13 (binary total
-    variation): the clip bounds the difference of two probabilities, not their ratio, so
-    rare tokens may move by more and likely ones by less than in PPO.
+    variation): the clip bounds the difference of two probabilities, not their ratio. So
+    the probability of a rare token may move further, and that of a likely one less far,
+    than in PPO.
     """
     low, high = clip
     moved = output.logprobs.detach().exp() - batch.old_logprobs.exp()  # [M]
@@ -196,13 +212,13 @@ class Loss:
     Episodes whose advantage is 0 are left out, unless needs_logits or whole_groups is
     set, or --kl is on.
 
-    gain          what a token contributes: a function as above, (batch, output, ratio,
-                  clip) -> [M], of a micro-batch, to be maximised. It is called twice,
-                  with and without the clip (to_log), so it must have no side effects
+    gain          a function as above, to be maximised: (batch, output, ratio, clip) ->
+                  [M]. It must have no side effects, because to_log calls it a second
+                  time, without the clip
     ratio         the importance ratio: "token", one per token; "episode", the geometric
                   mean over an episode's tokens
-    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo
-                  bounds a difference of probabilities by them)
+    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo uses
+                  them to bound a difference of probabilities)
     weight        of a token. The batch has N episodes with S sampled tokens, L of them
                   in the token's own episode:
                       "episode"     1 / (N · L)           episodes weigh the same
@@ -258,12 +274,12 @@ LOSSES = {
 
 @dataclass
 class UpdateResult:
-    """For the log: loss and gradient of the last step, and what each pass found."""
+    """For the log: loss and gradient of the last step, and what each epoch found."""
 
     loss: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
-    # passes[epoch][micro-batch] = (batch, what to_log returned)
-    passes: list[list[tuple[Batch, dict]]] = field(default_factory=list)
+    # epochs[i][j]: micro-batch j of epoch i, and what to_log said about it
+    epochs: list[list[tuple[Batch, dict]]] = field(default_factory=list)
 
 
 def update(
@@ -287,7 +303,7 @@ def update(
     if not weighted:  # nothing to learn: no step
         return UpdateResult()
     batches = micro_batches(policy, weighted, rule, cfg, backend)
-    passes = []
+    epochs = []
     for _ in range(cfg.epochs):
         optimizer.zero_grad(set_to_none=True)
         total, logged = 0.0, []
@@ -298,9 +314,9 @@ def update(
                 policy, ids, mask, cfg.temperature, rule.needs_logits
             )
             if batch.old_logprobs is None:
-                # The first pass over this batch fixes what the ratio divides by, and
-                # how much each token counts (about 1 if it is fresh). The latter scales
-                # the gain and the KL.
+                # The first epoch fixes the ratio's denominator (old_logprobs) and each
+                # token's importance (about 1 if the sample is fresh). Both then stay as
+                # they are. The importance scales the gain and the KL.
                 batch.old_logprobs, batch.importance = off_policy_terms(
                     batch, output, cfg
                 )
@@ -315,11 +331,11 @@ def update(
             logged.append((batch, to_log(rule, batch, output, ratio, gain, kl)))
         # clip the gradient, then optimizer.step(): policy.py
         step_loss, grad_norm = take_step(policy, optimizer, total, backend)
-        passes.append(logged)
-    return UpdateResult(step_loss, grad_norm, passes)
+        epochs.append(logged)
+    return UpdateResult(step_loss, grad_norm, epochs)
 
 
-# ------------------------------------ what update calls, in order: 1. before the passes
+# ------------------------------------ what update calls, in order: 1. before the epochs
 
 
 def weigh(
@@ -340,7 +356,7 @@ def weigh(
 def token_weights(
     weight_rule: str, lengths: torch.Tensor, max_tokens: int
 ) -> torch.Tensor:
-    """The weight that each token of an episode gets, [N] float32.
+    """For each episode, the weight that each of its tokens gets, [N] float32.
 
     weight_rule: one of the three rules of Loss.weight. lengths [N]: sampled tokens per
     episode. max_tokens: the limit of a reply.
@@ -348,9 +364,10 @@ def token_weights(
     n = max(1, len(lengths))
     if weight_rule == "episode":
         return 1.0 / (n * lengths.clamp(min=1))
-    total = (
-        n * max_tokens if weight_rule == "max_tokens" else max(1, int(lengths.sum()))
-    )
+    if weight_rule == "max_tokens":
+        total = n * max_tokens
+    else:  # "token"
+        total = max(1, int(lengths.sum()))
     return torch.full_like(lengths, 1.0 / total, dtype=torch.float32)
 
 
@@ -366,8 +383,8 @@ def micro_batches(
     # it gets short and long ones.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = backend.deal(by_length)
-    # shared: a group's prompt is computed once, so micro_tokens counts it once. A pass
-    # that returns logits does not share it.
+    # If prompts are shared, a group's prompt is computed once, and micro_tokens counts
+    # it once. Passes that return logits cannot share it.
     shared = backend.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
@@ -424,7 +441,7 @@ def kl_to_reference(
         return torch.zeros_like(output.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
         ref_output = backend.forward(
-            policy, batch.ids, batch.mask, cfg.temperature, False
+            policy, batch.ids, batch.mask, cfg.temperature, logits=False
         )
     return k3(output.logprobs, ref_output.logprobs)
 
@@ -460,8 +477,8 @@ def teacher_advantages(
 ) -> None:
     """On-policy distillation: set each token's advantage to log p_teacher - log p.
 
-    The student has sampled the tokens, a teacher judges each of them. In expectation
-    over samples, the sum of these advantages is -KL(student || teacher): Agarwal et al.
+    The student sampled the tokens; a teacher judges each one. In expectation over
+    samples, the sum of these advantages is -KL(student || teacher): Agarwal et al.
     2024, "On-Policy Distillation of Language Models", with the estimate of Lu 2025
     (thinkingmachines.ai/blog/on-policy-distillation). The reward is only logged. Both
     must have the same tokenizer and read the same prompt (--teacher refuses others).
@@ -472,7 +489,7 @@ def teacher_advantages(
         batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
         ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
         with torch.no_grad():
-            judged = backend.forward(teacher, ids, mask, cfg.temperature, False)
+            judged = backend.forward(teacher, ids, mask, cfg.temperature, logits=False)
         gaps = judged.logprobs - batch.sampler_logprobs  # [M]
         for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
             e.advantages = gap.tolist()

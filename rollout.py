@@ -16,9 +16,9 @@ turns `sampled` into the loss mask.
 
 The end-of-turn token is the policy's choice, too, so it is trained on.
 
-A run also logs `mismatch` (bookkeeping/columns.py): the mean gap between a token's
-log-prob in training and when it was sampled. The weights are the same, so a gap larger
-than rounding means a bug.
+train.py also logs `mismatch` (bookkeeping/columns.py): how far the trainer's log-prob
+of a token is from the sampler's, on average. If both have the same weights, a gap
+larger than rounding means a bug.
 
 A group is k episodes of the *same* task: same seed, same prompt, different random
 numbers.
@@ -56,10 +56,11 @@ class Episode:
     # The token's log-prob in nats; 0.0 where it was not sampled.
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
-    # The score: the reward, the rest of score(), and what each reply earned, if the
-    # environment says (score()["turn_rewards"]).
-    reward: float = 0.0
+    # The score: what the environment's score() returned.
+    reward: float = 0.0  # what GRPO trains on, unless there are turn_rewards
+    # the rest of score(): logged and evaluated, not trained on
     components: dict[str, float] = field(default_factory=dict)
+    # one per reply, if the environment gives them (score()["turn_rewards"])
     turn_rewards: list[float] = field(default_factory=list)
     # An entry for each *sampled* token, so this list is shorter than the three above.
     # Set by grpo.compute_advantages or teacher_advantages, read by the loss.
@@ -146,8 +147,8 @@ def play(
         for player in active:
             sample = player.reply
             take_turn(policy, player.episode, player.env, sample, max_before_reply)
-            # An episode that goes on keeps its cache. Nothing else may hold on to the
-            # sample, or its memory would not be freed.
+            # Only an episode that goes on keeps its cache. Drop every other reference
+            # to the sample, or its memory would not be freed.
             over = player.episode.stop_reason != ""
             player.cache = None if over else sample.cache
             player.reply = None
@@ -173,9 +174,9 @@ def sample_each(
     # reads only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
     groups = group_by_prompt(players)
-    # sampler.sample draws equally many replies for every prompt, so it is called once
-    # per size of group. At first every group has k players. Later some have ended, and
-    # a player with a cache is a group of its own.
+    # sampler.sample draws the same number of replies for each prompt, so it is called
+    # once per group size. In the first turn a group normally has k players. Later some
+    # have ended, and a player with a cache forms a group of one.
     for size in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]
@@ -209,7 +210,7 @@ def context_of(policy: Policy) -> int:
     """The longest text that the model can read, in tokens, if its config says.
 
     Some models read all tokens differently once a text passes a certain length
-    (rope_switch). No text may get that long.
+    (rope_switch), so an episode must end before it does.
     """
     config = policy.lm.config.get_text_config()
     limits = [getattr(config, "max_position_embeddings", None), rope_switch(config)]
@@ -231,7 +232,8 @@ def open_group(
 ) -> list[Player]:
     """k players of one task. Each has its prompt, or stop_reason "error".
 
-    group: its number. max_before_reply: the most tokens that a prompt may have.
+    group: the group's number in this batch. max_before_reply: the most tokens that a
+    prompt may have.
     """
     players = [Player(Episode(seed, group), env=None, member=n) for n in range(k)]
     for p in players:
@@ -275,7 +277,8 @@ def take_turn(
     """
     if not all(map(math.isfinite, sample.logprobs)):
         raise FloatingPointError(
-            "a token has probability NaN: the policy's weights are broken"
+            "a sampled token's log-prob is NaN or infinite: the policy's weights are "
+            "broken"
         )
     # 1 record what was sampled
     episode.token_ids += sample.token_ids
@@ -317,7 +320,7 @@ def append_given(episode: Episode, ids: list[int]) -> None:
 
 
 def finish(episode: Episode, env) -> None:
-    """Ask for the score. A failed episode is in no mean and in no loss."""
+    """Ask for the score. A failed episode counts in no mean and no loss."""
     if episode.stop_reason == "error":
         return
     with end_on_failure(episode):

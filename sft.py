@@ -33,25 +33,26 @@ def sft(
 ) -> dict:
     """Train for cfg.sft_steps steps on the expert's episodes, one per seed.
 
-    new_env() -> an environment. Call it inside `with policy.learning()`, which frees
-    the gradients' memory afterwards. Returns a dict:
+    new_env() makes an environment. Call sft() inside `with policy.learning()`, which
+    frees the gradients' memory afterwards. Returns a dict:
 
     losses          one per step
-    tokens          how many were trained on
-    demonstrations  how many were made; of these (select_demonstrations)
-    beyond_context  how many are longer than the model's context
-    too_long        how many others have a reply of more than cfg.max_tokens
+    tokens          how many tokens were trained on
+    demonstrations  how many episodes the expert played
+    beyond_context  demonstrations that are longer than the model's context
+    too_long        demonstrations that fit into the context, but have a reply of more
+                    than cfg.max_tokens
     """
     if cfg.sft_steps == 0:
-        seeds = []  # no expert is asked, and there is no step
-    episodes = [expert_episode(policy, new_env(), seed) for seed in seeds]
+        seeds = []  # so no demonstrations are made, and no step is taken
+    episodes = [expert_episode(policy, new_env, seed) for seed in seeds]
     demonstrations, counts = select_demonstrations(policy, episodes, cfg.max_tokens)
     optimizer = adam(policy, cfg.sft_lr)  # SFT's own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(demonstrations, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(backend.bar(batches)):
-        # Warm-up over the first tenth of the steps, because Adam's first steps are the
-        # largest; then a linear decay.
+        # The rate rises over about the first tenth of the steps, because Adam's first
+        # steps are the largest; then it falls linearly.
         rise = (i + 1) / max(1, cfg.sft_steps / 10)
         fall = (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
@@ -61,17 +62,17 @@ def sft(
     return {"losses": losses, "tokens": tokens, **counts}
 
 
-def expert_episode(policy: Policy, env, seed: int) -> Episode:
+def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
     """An Episode in which the scripted expert replies. ValueError if it fails.
 
     It is played like the policy's, but each reply is env.expert_reply(). It may be
     longer than the policy's context (select_demonstrations).
     """
-    # A group of one. open_group wants a factory; this environment exists already.
+    # A group of one.
     [player] = open_group(
-        policy, lambda: env, seed, group=0, k=1, max_before_reply=UNLIMITED
+        policy, new_env, seed, group=0, k=1, max_before_reply=UNLIMITED
     )
-    episode = player.episode
+    episode, env = player.episode, player.env
     # What ends a reply: the template's end-of-turn token or, if it has none, the
     # tokenizer's end of text. (Gemma has both: <end_of_turn> and <eos>.)
     end = read_template(policy.tokenizer).end
@@ -131,8 +132,8 @@ def sft_step(
     tokens per forward pass. Raises FloatingPointError if loss or gradient is not
     finite, before the optimizer step.
     """
-    # n: the tokens of the whole batch. Each part's loss is divided by it, so the parts'
-    # gradients add up to that of the mean.
+    # n: all trained tokens of the batch. Each part divides its sum by n, so the
+    # gradients of the parts add up to that of the mean.
     n = sum(e.reply_tokens for e in episodes)
     # Sorted, and dealt in turn to several processes: each gets some of every length.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
@@ -168,8 +169,8 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    env = Letters(3, "binary", think=True, style="states")
-    episode = expert_episode(policy, env, seed=5)
+    new_env = lambda: Letters(3, "binary", think=True, style="states")
+    episode = expert_episode(policy, new_env, seed=5)
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
     print("the tokens in brackets are trained on:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))

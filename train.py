@@ -32,7 +32,7 @@ from bookkeeping.run import open_run, reading_guide
 from chat import about, prompt_ids, read_template
 from evaluate import eval_sets
 from fast import logprobs, parallel
-from fast.ahead import open_rollouts
+from fast.ahead import open_collector
 from fast.machine import checkpoint_activations, choose_model, fit_memory, speak_utf8
 from grpo import compute_advantages, teacher_advantages, update
 from policy import PLAIN, Backend, Policy, adam, set_learning_rate
@@ -42,42 +42,40 @@ from sft import sft
 
 def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     """One run; returns its folder. user_flags: names of the flags the user gave."""
-    # With --resume, open_run copies the saved settings into cfg. prepare fills in what
-    # depends on the model.
+    # open_run: with --resume, cfg takes the saved settings. prepare: what depends on
+    # the model is filled in.
     run = open_run(cfg, user_flags)
-    cfg, policy, env_at, rollouts, teacher = prepare(cfg, user_flags)
+    cfg, policy, new_env_at, collector, teacher = prepare(cfg, user_flags)
     backend = replace(choose_backend(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
-    run.start(cfg, policy, optimizer, rollouts)  # loads the checkpoint, if there is one
+    # start loads the checkpoint, if there is one.
+    run.start(cfg, policy, optimizer, collector)
     state = run.state  # how many updates are done, and what else a resumed run needs
-    evaluate = partial(evaluate_stage, cfg, run, policy, rollouts, env_at)
+    evaluate = partial(evaluate_stage, cfg, run, policy, collector, new_env_at)
 
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # no checkpoint, so SFT is still to be done
         evaluate("before")
         # paused(): the sampler lends its memory to the trainer. learning(): the
         # gradients' memory is freed at the end.
-        with run.clock("sft"), rollouts.paused(), policy.learning():
-            new_env = partial(env_at, cfg.difficulty)
+        with run.clock("sft"), collector.paused(), policy.learning():
+            new_env = partial(new_env_at, cfg.difficulty)
             result = sft(policy, new_env, settings.sft_seeds(cfg), cfg, backend)
         run.log_sft(result)
-        # Warn if RL's prompts are written otherwise than those of SFT.
-        run.warn(refusals.prompt_warnings(policy, cfg, env_at))
+        # Warn if RL's prompts are written differently from SFT's.
+        run.warn(refusals.prompt_warnings(policy, cfg, new_env_at))
         run.save(policy, optimizer, backend)  # a resumed run need not do SFT again
     if state.updates == 0:  # also after a run that was killed between SFT and RL
         evaluate("after_sft")
     reference = run.reference(policy)  # what --kl compares with; None without --kl
 
     # ---- GRPO: replies that score above their group's mean become likelier -----------
-    print(  # once: how to read the lines below
-        f"{reading_guide(cfg)}; …s + …s are the times to sample and to train\n"
-        "signal, entropy and the other words: learn/glossary.md"
-    )
+    print(reading_guide(cfg))  # once: how to read the lines below
     while not run.finished():
         # 1 sample: the current policy plays each task k times, one group per task.
-        # (rollouts.collect gives the sampler the new weights, then calls rollout.play.
+        # (collector.collect gives the sampler the new weights, then calls rollout.play.
         # level: how hard the tasks are; it changes only with --curriculum.)
-        groups = rollouts.collect(state.updates, state.level)  # [num_tasks][k]
+        groups = collector.collect(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group? Sets
         # Episode.advantages, one per sampled token.
@@ -88,14 +86,14 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         lr = settings.learning_rate(cfg, state.updates)
         set_learning_rate(optimizer, lr)
-        with rollouts.paused(), policy.learning():
+        with collector.paused(), policy.learning():
             result = update(policy, optimizer, episodes, cfg, reference, backend)
             # The columns of metrics.jsonl. This may need another forward pass, so it
-            # stands in the block, where the trainer has the memory.
+            # must stay inside the block, where the trainer has the memory.
             stats = log_columns(result, groups, policy, cfg, backend)
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
-        run.log(groups, stats | {"lr": lr}, rollouts)
+        run.log(groups, stats | {"lr": lr}, collector)
         state.level = run.next_level()
         last = run.finished()
         if state.updates % cfg.eval_every == 0 and not last:
@@ -105,25 +103,26 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
             run.save(policy, optimizer, backend, groups)
         run.stop_if_asked()  # Ctrl-C: stop; --resume continues from the last checkpoint
     evaluate("final")
-    rollouts.close()
+    collector.close()
     return run.write_report()
 
 
 def prepare(cfg: Config, user_flags: set[str]):
-    """Load the model, get ready to play: (config, policy, env_at, rollouts, teacher).
+    """Load the model, get ready to play.
 
-    env_at(level) makes an environment. Environments that are not ours are guarded: if
-    one raises or hangs, its episode fails and the run goes on. teacher: None without
+    Returns (config, policy, new_env_at, collector, teacher). new_env_at(level) makes an
+    environment. Environments other than this repository's env_*.py are guarded: if one
+    raises or hangs, its episode fails and the run goes on. teacher: None without
     --teacher.
     """
     if cfg.break_:
         failures.plant(cfg.break_)  # --break: plant a known bug (learn/FAILURES.md)
     cfg, policy, load_copy = load_model(cfg, user_flags)
-    refusals.check(cfg)  # main has checked the flags, this checks what was filled in
-    env_at = partial(refusals.guarded, make_env, cfg)
+    refusals.check(cfg)  # main has checked the flags; this checks what was filled in
+    new_env_at = partial(refusals.guarded, make_env, cfg)
     # The first task's prompt shows how long prompts are; an update's memory is planned
     # from it.
-    env = env_at(cfg.difficulty)
+    env = new_env_at(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
     teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
@@ -136,18 +135,19 @@ def prepare(cfg: Config, user_flags: set[str]):
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     seeds = partial(settings.task_seeds, cfg)
-    rollouts = open_rollouts(cfg, policy, load_copy, env_at, task_seeds=seeds)
-    return cfg, policy, env_at, rollouts, teacher
+    collector = open_collector(cfg, policy, load_copy, new_env_at, task_seeds=seeds)
+    return cfg, policy, new_env_at, collector, teacher
 
 
 def load_model(cfg: Config, user_flags: set[str]):
-    """(the finished config, the policy, load_copy).
+    """Choose the model and load the policy.
 
-    load_copy() loads another copy of the policy.
-    What depends on the model, such as the learning rate, is filled in.
+    Returns cfg completed with what depends on the model (such as the learning rate),
+    the policy, and load_copy(), which loads another copy of it.
     """
-    # The model's name, why this one (--model auto depends on the machine), and
-    # {setting: value} with which it fits the card. Process 0 decides for all.
+    # model: its name. reason: why this one (--model auto depends on the machine).
+    # memory_settings: {setting: value} with which it fits the card. Process 0 decides
+    # for all.
     choice = choose_model(*settings.model_request(cfg, user_flags))
     model, reason, memory_settings = parallel.broadcast(choice)
     today = parallel.broadcast(cfg.today or date.today().isoformat())
@@ -180,14 +180,15 @@ def choose_backend(cfg: Config, policy: Policy) -> Backend:
     return replace(backend, forward=logprobs.forward, shares_prompts=shares)
 
 
-def evaluate_stage(cfg: Config, run, policy, rollouts, env_at, stage: str) -> None:
+def evaluate_stage(cfg: Config, run, policy, collector, new_env_at, stage: str) -> None:
     """Play the development tasks greedily; stage: before, after_sft, train or final."""
     with run.clock("eval"):
         seeds = settings.dev_seeds(cfg)
-        sets = eval_sets(cfg, env_at)  # {name: (is it trained on?, new_env)}
+        sets = eval_sets(cfg, new_env_at)  # {name: (is it trained on?, new_env)}
         bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
         for tasks, (is_trained_level, new_env) in bar:
-            groups = rollouts.greedy(new_env, seeds, update=run.state.updates)  # [n][1]
+            # groups [n][1]
+            groups = collector.greedy(new_env, seeds, update=run.state.updates)
             run.log_evaluation(policy, groups, tasks, is_trained_level, stage)
         run.look_at_evaluations()
 
@@ -214,8 +215,8 @@ def main() -> None:
             refusals.warn_unread_flags(cfg, user_flags)
             refusals.preflight(cfg)
         if cfg.probe and not cfg.resume:
-            cfg, policy, env_at, rollouts, _ = prepare(cfg, user_flags)
-            probe(cfg, policy, env_at, rollouts, choose_backend(cfg, policy))
+            cfg, policy, new_env_at, collector, _ = prepare(cfg, user_flags)
+            probe(cfg, policy, new_env_at, collector, choose_backend(cfg, policy))
         else:
             train(cfg, user_flags)
         parallel.stop()

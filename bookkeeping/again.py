@@ -21,7 +21,7 @@ from bookkeeping.refusals import check, guarded, preflight, warn_unread_flags
 from bookkeeping.run import passes_of_sft, probe_report, record_evaluation
 from evaluate import HELD_OUT_SEEDS, eval_sets
 from fast import parallel
-from fast.ahead import open_rollouts
+from fast.ahead import open_collector
 from fast.machine import choose_model
 from grpo import compute_advantages
 from settings import DEV_SEEDS, Config, levels_of, make_env, seeds_from, settable, sft_seeds
@@ -85,29 +85,29 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed, cfg.today, cfg.dtype
     )
     run_folder.refuse_base(saved, policy)
-    rollouts = open_rollouts(cfg, policy)
+    collector = open_collector(cfg, policy)
     before = len(records.lines(folder / "evals.jsonl"))
     # Freshly loaded, its adapter adds nothing: this is the base.
-    play_ways(cfg, policy, rollouts, sets, seeds, folder, 0, BASE)
+    play_ways(cfg, policy, collector, sets, seeds, folder, 0, BASE)
     with records.foreign(folder):
         update = run_folder.load_checkpoint(saved, policy)[1]["updates"]  # Adam's moments go
     print(f"{folder} after {update} updates; {why}")
-    play_ways(cfg, policy, rollouts, sets, seeds, folder, update)
+    play_ways(cfg, policy, collector, sets, seeds, folder, update)
     print_results(records.lines(folder / "evals.jsonl")[before:])
     with records.foreign(folder):
         report.write(folder)
     lock.release()
-    rollouts.close()
+    collector.close()
     print(f"\nkept in {folder}/evals.jsonl and report.html")
 
 
 def play_ways(
-    cfg, policy, rollouts, sets, seeds, folder: Path, update: int, whose: str = ""
+    cfg, policy, collector, sets, seeds, folder: Path, update: int, whose: str = ""
 ) -> None:
     """Play the sets greedily, then sampled."""
     for how, temperature in (("", 0.0), (SAMPLED, cfg.temperature)):
         for name, (trained, new_env) in sets.items():
-            groups = rollouts.once(new_env, seeds, update, temperature)  # [n][1]
+            groups = collector.once(new_env, seeds, update, temperature)  # [n][1]
             shown = trained and not how + whose
             name += how + whose
             record_evaluation(folder, policy, groups, name, shown, "eval_only", update)
@@ -175,19 +175,19 @@ def rules_of(cfg: Config) -> dict:
 
 
 # ------------------------------------------------------------------------------------ --probe
-def probe(cfg, policy, env_at, rollouts, backend) -> None:
+def probe(cfg, policy, new_env_at, collector, backend) -> None:
     """SFT, a first batch, and what GRPO could learn from it. Saves nothing.
 
     It is given what train.prepare returns, and the backend of an update.
     """
-    with rollouts.paused(), policy.learning():
-        new_env = partial(env_at, cfg.difficulty)
+    with collector.paused(), policy.learning():
+        new_env = partial(new_env_at, cfg.difficulty)
         shown = sft(policy, new_env, sft_seeds(cfg), cfg, backend)
     # Development tasks: if the tasks come from a small file, SFT may already have shown
     # every training task.
     unseen = seeds_from(cfg, DEV_SEEDS, cfg.num_tasks)
-    rollouts.task_seeds = lambda update: unseen
-    groups = rollouts.collect(0, levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
+    collector.task_seeds = lambda update: unseen
+    groups = collector.collect(0, levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
     compute_advantages(groups, cfg)
     print(passes_of_sft(shown, cfg), *probe_report(groups, cfg), sep="\n")
-    rollouts.close()
+    collector.close()

@@ -81,9 +81,9 @@ def log_columns(
         values = [e.components[name] for e in scored if name in e.components]
         if values:
             line |= zip(columns, np.quantile(values, QUANTILES).tolist())
-    if not result.passes:
+    if not result.epochs:
         return line
-    first, last = (sums(result.passes[i]) for i in (0, -1))
+    first, last = (sums(result.epochs[i]) for i in (0, -1))
     tokens = last["tokens"]
     known = {
         "kl_ref": cfg.kl > 0,
@@ -98,18 +98,18 @@ def log_columns(
     line["trained_tokens"] = int(tokens) * cfg.epochs
     moved = last["moved"] > 1e-4 * tokens  # else stretch would be a quotient of rounding errors
     line["stretch"] = last["log_ratio"] / last["moved"] if moved else 1.0
-    ratios = (found["ratio"].max().item() for _, found in result.passes[-1])
+    ratios = (found["ratio"].max().item() for _, found in result.epochs[-1])
     line["ratio_max"] = max(parallel.gather([max(ratios, default=0.0)]))
     stale = any(e.age for group in groups for e in group)
     if line["mismatch"] > line["rounding"] and not stale:
-        line["twice"] = two_passes(policy, result.passes[0], cfg, backend)
+        line["twice"] = two_passes(policy, result.epochs[0], cfg, backend)
     return line
 
 
-def sums(passes: list[tuple[Batch, dict]]) -> dict[str, float]:
+def sums(epoch: list[tuple[Batch, dict]]) -> dict[str, float]:
     """Sums over the tokens of an epoch, in all processes."""
     total = dict.fromkeys(SUMS, 0.0)  # a process without episodes has to add zeros
-    for batch, found in passes:
+    for batch, found in epoch:
         logprobs, ratio = found["logprobs"], found["ratio"]  # [M] each
         of_token = {
             "entropy": found["entropy"],
@@ -137,10 +137,10 @@ def sums(passes: list[tuple[Batch, dict]]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def two_passes(policy: Policy, passes: list[tuple[Batch, dict]], cfg, backend: Backend) -> float:
+def two_passes(policy: Policy, epoch: list[tuple[Batch, dict]], cfg, backend: Backend) -> float:
     """How far two passes over the same tokens differ, in nats: more than 0 with dropout."""
     gap = 0.0
-    for batch, _ in passes[:1]:
+    for batch, _ in epoch[:1]:
         again = lambda: backend.forward(policy, batch.ids, batch.mask, cfg.temperature, False)  # noqa: B023
         gap = (again().logprobs - again().logprobs).abs().mean().item()
     return max(parallel.gather([gap]))

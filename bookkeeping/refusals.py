@@ -551,16 +551,17 @@ def check_environment(new_env: Callable, expert: bool, promote) -> None:
             raise ValueError(why)
 
 
-def prompt_warnings(policy, cfg, env_at: Callable) -> dict[str, str]:
+def prompt_warnings(policy, cfg, new_env_at: Callable) -> dict[str, str]:
     """{"template": sentence} if a task's prompt in RL differs from the one in SFT, else {}.
 
     The most frequent cause is another chat template. Without an expert there is nothing to compare.
     """
     seed = task_seeds(cfg, 0)[0]
     try:
-        env = env_at(cfg.difficulty)
+        new_env = partial(new_env_at, cfg.difficulty)
+        env = new_env()
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
-        demonstration = sft.expert_episode(policy, env, seed).token_ids
+        demonstration = sft.expert_episode(policy, new_env, seed).token_ids
     except Exception:  # the code may be anybody's, and may have no expert
         return {}
     if demonstration[: len(prompt)] == prompt:

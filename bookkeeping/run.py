@@ -98,10 +98,10 @@ class Run:
     after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
     wandb: object = None  # with --wandb, its run; only the first process has one
 
-    def start(self, cfg, policy, optimizer, rollouts) -> None:
+    def start(self, cfg, policy, optimizer, collector) -> None:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer.
 
-        rollouts go on with tasks that the run has not played.
+        The collector goes on with tasks that the run has not played.
 
         cfg: the finished one, with all that depends on the model.
         """
@@ -117,7 +117,7 @@ class Run:
         if self.saved:
             self.go_on(policy, optimizer)
             # With --max-staleness some batches were played and dropped.
-            rollouts.begun = sum(1 + line.get("batches_dropped", 0) for line in self.lines)
+            collector.begun = sum(1 + line.get("batches_dropped", 0) for line in self.lines)
         else:
             run_folder.trim(self.folder, -1)
         records.write_json(self.folder / "config.json", asdict(cfg))  # on the disk, when it is said
@@ -206,7 +206,7 @@ class Run:
             self.after_sft = copy_weights(policy)
         return self.after_sft or None
 
-    def log(self, groups, columns: dict, rollouts) -> None:
+    def log(self, groups, columns: dict, collector) -> None:
         """Record an update: in metrics.jsonl, in wandb, on the screen; and let the doctor see it.
 
         columns: of the update (bookkeeping/columns.py).
@@ -214,12 +214,12 @@ class Run:
         state = self.state
         line = {
             "update": state.updates,
-            "level": rollouts.level,
+            "level": collector.level,
             **summarize(groups),
             **columns,
-            **rollouts.counts,
+            **collector.counts,
         }
-        for part, seconds in rollouts.seconds.items():
+        for part, seconds in collector.seconds.items():
             line[f"seconds_{part}"] = seconds
             state.seconds[part] += seconds
         played = [e for group in groups for e in group if e.stop_reason != "error"]
@@ -610,7 +610,15 @@ def signal_verdict(groups: list[list[Episode]]) -> str:
 
 
 def reading_guide(cfg: Config) -> str:
-    """A line to print before the first update: which ratio and loss are healthy."""
+    """To print before the first update: how to read the lines of the log."""
+    return (
+        f"{healthy(cfg)}; …s + …s are the times to sample and to train\n"
+        "signal, entropy and the other words: learn/glossary.md"
+    )
+
+
+def healthy(cfg: Config) -> str:
+    """Which ratio and loss are healthy."""
     if cfg.epochs > 1 or cfg.async_rollouts:
         return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
     if cfg.loss in ("grpo", "gspo") and cfg.baseline in ("group", "batch") and not cfg.kl:

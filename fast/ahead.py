@@ -6,14 +6,14 @@
     trainer                | train 0  | train 1  | train 2  | …   is trained, by weights that are
                                                                   one update old
 
-`SyncRollouts`, `AsyncRollouts` and `FreeRollouts` have the same methods, so the loop in train.py
-does not know which one it has. Running ahead has a price: from batch N = --async-rollouts on, every
-batch is N updates old when it is trained on (Episode.age). --importance corrects for that
+`SyncCollector`, `AsyncCollector` and `FreeCollector` have the same methods, so the loop in
+train.py does not know which one it has. Running ahead has a price: from batch N = --async-rollouts
+on, every batch is N updates old when it is trained on (Episode.age). --importance corrects for that
 (grpo.py). The lag does not depend on which process is faster, because batch u + N is requested when
 update u begins. So an async run with the same seed gives the same numbers. (Not after --resume: the
 batches that were under way are then sampled with the weights of the checkpoint.)
 
-With --max-staleness N the lag is what speed makes it, as in larger systems (FreeRollouts): the
+With --max-staleness N the lag is what speed makes it, as in larger systems (FreeCollector): the
 second process never waits. If the trainer is the slower one, finished batches queue up, and the
 oldest, which is trained on next, gets older and older. What is more than N updates old is dropped.
 
@@ -106,8 +106,8 @@ def start_vllm(cfg, policy: Policy):
     )
 
 
-class SyncRollouts:
-    """Rollouts in the trainer's own process: sample, then train, then sample again.
+class SyncCollector:
+    """Collects rollouts in the trainer's own process: sample, then train, then sample again.
 
     After `collect`, `seconds` says where this update's time went, and `level` which level was
     played.
@@ -173,7 +173,7 @@ class SyncRollouts:
 
     @contextmanager
     def paused(self):
-        """`with rollouts.paused():` the sampler lends its memory to the trainer."""
+        """`with collector.paused():` the sampler lends its memory to the trainer."""
         started = time.monotonic()
         with self.sampler.asleep():
             asleep = time.monotonic()
@@ -313,8 +313,8 @@ def weights_of(policy: Policy) -> dict:
     return {name: p.detach().cpu().numpy().copy() for name, p in policy.trainable().items()}
 
 
-class AsyncRollouts(SyncRollouts):
-    """Rollouts that a SecondProcess plays ahead of the trainer; `sampler` is that process."""
+class AsyncCollector(SyncCollector):
+    """Collects what a SecondProcess plays ahead of the trainer; `sampler` is that process."""
 
     def ask(self, job: tuple, version: int) -> Callable:
         """As above, but the job starts now, in the second process, after those before it."""
@@ -328,8 +328,8 @@ class AsyncRollouts(SyncRollouts):
         return groups
 
 
-class FreeRollouts(AsyncRollouts):
-    """Rollouts whose lag is what speed makes it, with --max-staleness.
+class FreeCollector(AsyncCollector):
+    """Collects rollouts whose lag is what speed makes it, with --max-staleness.
 
     The second process plays one batch after the other, each with the weights that are the newest
     when it begins. The trainer takes the oldest batch that is young enough, and drops those before
@@ -360,8 +360,8 @@ class FreeRollouts(AsyncRollouts):
         answer.add_done_callback(self.begin)
 
 
-def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):
-    """Who plays the episodes: this process or, with --async-rollouts, a second one.
+def open_collector(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):
+    """What collects the episodes: this process or, with --async-rollouts, a second one.
 
     load() -> another copy of the policy; make_env(level) -> an environment; task_seeds(update) ->
     seeds; evaluations need none of these. Also sets torch's CPU threads: a second process gets half
@@ -372,6 +372,6 @@ def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None
     print(machine.here(cfg, policy))
     if cfg.async_rollouts:
         second = SecondProcess(load, partial(make_sampler, cfg), threads)
-        kind = FreeRollouts if cfg.max_staleness else AsyncRollouts
+        kind = FreeCollector if cfg.max_staleness else AsyncCollector
         return kind(cfg, policy, second, make_env, task_seeds)
-    return SyncRollouts(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
+    return SyncCollector(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)

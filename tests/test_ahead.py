@@ -19,7 +19,7 @@ import torch
 import settings
 from env_alphabet import Alphabet
 from env_letters import Letters
-from fast.ahead import FreeRollouts, SecondProcess, SyncRollouts, weights_of
+from fast.ahead import FreeCollector, SecondProcess, SyncCollector, weights_of
 from fast.machine import CannotGoOn, use_cpu
 from fast.sampler import TorchSampler
 from helpers import assert_one_sentence
@@ -193,13 +193,13 @@ def test_a_sampler_that_keeps_its_weights_plays_by_those_of_its_last_sync(stir):
     cfg = settings.Config(sync_every=2, k=2, max_tokens=24, updates=3)
     policy = LOAD()
     make_env = lambda level: Letters(level, "binary", True, "states")
-    rollouts = SyncRollouts(cfg, policy, TorchSampler(policy), make_env, lambda update: [7])
+    collector = SyncCollector(cfg, policy, TorchSampler(policy), make_env, lambda update: [7])
     ids = lambda groups: [e.token_ids for e in groups[0]]
     fresh, found = [], []
     for update in range(3):
         job = (partial(make_env, 6), [7], 2, 24, 1.0, 0)
         fresh.append(ids(play(policy, TorchSampler(policy), *job)))
-        found.append(rollouts.collect(update, 6))
+        found.append(collector.collect(update, 6))
         stir(policy, 0.1, seed=update)
     assert [ids(groups) for groups in found] == [fresh[0], fresh[0], fresh[2]]
     assert fresh[1] != fresh[0], "the weights did change"
@@ -228,13 +228,13 @@ class ByHand:
 
 @pytest.fixture
 def free():
-    """(rollouts of batches [n] with tasks [n], whose policy's weight counts its updates)"""
+    """A collector of batches [n] with tasks [n], whose policy's weight counts its updates."""
     weight = torch.zeros(1)
     policy = SimpleNamespace(trainable=lambda: {"updates": weight}, device=torch.device("cpu"))
     cfg = settings.Config(async_rollouts=1, max_staleness=2, k=1, max_tokens=8)
-    rollouts = FreeRollouts(cfg, policy, ByHand(), str, lambda number: [number])
-    rollouts.weight = weight
-    return rollouts
+    collector = FreeCollector(cfg, policy, ByHand(), str, lambda number: [number])
+    collector.weight = weight
+    return collector
 
 
 def test_a_sampler_that_never_waits_gets_ahead_until_batches_are_too_old_and_are_dropped(free):

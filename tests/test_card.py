@@ -192,14 +192,14 @@ def test_who_waits_for_vllm_is_told_before_it_starts(monkeypatch, capsys):
 def test_falling_asleep_and_waking_up_are_a_part_of_an_update(monkeypatch, tiny):
     clock = Mock(side_effect=[0.0, 10.0, 15.0, 17.0])
     monkeypatch.setattr(ahead, "time", SimpleNamespace(monotonic=clock))
-    rollouts = ahead.SyncRollouts(None, tiny, SimpleNamespace(asleep=nullcontext), None, None)
-    with rollouts.paused():  # 10 seconds to fall asleep, 5 of training, 2 to wake up
+    collector = ahead.SyncCollector(None, tiny, SimpleNamespace(asleep=nullcontext), None, None)
+    with collector.paused():  # 10 seconds to fall asleep, 5 of training, 2 to wake up
         pass
-    assert rollouts.seconds == {"train": 5.0, "sleep": 12.0}
+    assert collector.seconds == {"train": 5.0, "sleep": 12.0}
 
 
 def test_at_the_end_the_engine_is_closed_and_our_own_sampler_needs_nothing(tiny):
     engine = Mock()
-    ahead.SyncRollouts(None, tiny, engine, None, None).close()
+    ahead.SyncCollector(None, tiny, engine, None, None).close()
     engine.close.assert_called_once_with()
-    ahead.SyncRollouts(None, tiny, TorchSampler(tiny), None, None).close()
+    ahead.SyncCollector(None, tiny, TorchSampler(tiny), None, None).close()

@@ -58,7 +58,7 @@ def test_what_its_template_does_is_found_and_said_in_one_line(family):
 
 def test_the_expert_plays_the_swarm_as_the_policy_does_and_every_result_arrives(family):
     facts, policy = family
-    shown = expert_episode(policy, Swarm("easy"), 7)
+    shown = expert_episode(policy, partial(Swarm, "easy"), 7)
     runs = [(mine, [t for t, _ in run]) for mine, run in
             groupby(zip(shown.token_ids, shown.sampled), key=lambda pair: pair[1])]  # fmt: skip
     replies = [Sample(ids, [0.0] * len(ids), True) for mine, ids in runs if mine]
@@ -81,7 +81,7 @@ def test_a_thought_that_the_prompt_opened_is_gone_on_with_and_may_not_end_unansw
     facts, policy = family
     env = letters()
     prompt = prompt_ids(policy, env.reset(3), None, True)
-    demonstration = expert_episode(policy, letters(), 3)
+    demonstration = expert_episode(policy, letters, 3)
     assert demonstration.token_ids[: len(prompt)] == prompt and demonstration.reward == 1
     opened = policy.tokenizer.decode(prompt).endswith("<think>\n")
     assert opened == facts.get("opens", False)
@@ -103,7 +103,7 @@ def test_forbidding_to_think_takes_the_templates_switch_or_is_refused(family):
         return
     text = policy.tokenizer.decode(prompt_ids(policy, env.reset(3), None, False))
     assert text.rstrip().endswith("</think>") == (how == "closed")
-    assert expert_episode(policy, env, 3).reward == 1
+    assert expert_episode(policy, partial(letters, think=False), 3).reward == 1
 
 
 @pytest.mark.parametrize("family", ["GLM-4.5"], indirect=True)

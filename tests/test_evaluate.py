@@ -173,7 +173,7 @@ def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
 
 
 def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypatch, capsys):
-    rollouts = MagicMock(play=lambda update, level: rollouts.task_seeds(update))
+    collector = MagicMock(collect=lambda update, level: collector.task_seeds(update))
     cfg = Config(num_tasks=3, eval_n=5, sft_steps=50, sft_batch=8, difficulty=2)
     shown = {"demonstrations": 11, "beyond_context": 0, "too_long": 0}
     made_up = {
@@ -183,7 +183,7 @@ def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypa
     }
     for name, stand_in in made_up.items():
         monkeypatch.setattr(again, name, stand_in)
-    again.probe(cfg, MagicMock(), print, rollouts, None)
+    again.probe(cfg, MagicMock(), print, collector, None)
     warning, *seeds = capsys.readouterr().out.splitlines()
     assert "36.4 passes over 11 demonstrations: it may know them by heart" in warning
     assert [int(seed) for seed in seeds] == dev_seeds(cfg)[:3]

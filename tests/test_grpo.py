@@ -112,7 +112,7 @@ def advantages_of(group: list[Episode], **flags) -> list[list[float]]:
 
 
 def test_a_turn_is_judged_by_what_was_earned_from_it_on():
-    """By hand: from turn 1 on the group earned 3 and 1, from turn 2 on 1 and 1."""
+    """By hand: from turn 0 on the group earned 3 and 1, from turn 1 on 1 and 1."""
     group = paid_by_turn([2.0, 1.0], [0.0, 1.0])
     assert advantages_of(group, normalize=False) == [[1, 1, 0, 0], [-1, -1, 0, 0]]
 

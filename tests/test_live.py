@@ -271,7 +271,7 @@ def test_a_step_is_that_of_grpo_update(page, policy):
     for numbers, adapter in steps:
         with policy.learning():
             stats = update(policy, optimizer, group, CFG)
-        ratio = sum(found["ratio"].sum().item() for _, found in stats.passes[0])
+        ratio = sum(found["ratio"].sum().item() for _, found in stats.epochs[0])
         ratio /= sum(e.reply_tokens for e in group)
         assert numbers[0] == pytest.approx(stats.grad_norm, abs=1e-4)
         assert numbers[1:] == pytest.approx([stats.loss, ratio], abs=1e-5)

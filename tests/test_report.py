@@ -257,7 +257,7 @@ def test_the_trajectory_has_what_was_cut_and_the_spread_within_a_batch():
         Episode(0, 0, components={"welfare": float(i), "quality_gap": i / 100}) for i in range(101)
     ]
     episodes[7].components["toxicity"] = 0.5  # the others have no accepted deal
-    found = SimpleNamespace(loss=0.0, grad_norm=0.0, passes=[])
+    found = SimpleNamespace(loss=0.0, grad_norm=0.0, epochs=[])
     policy = SimpleNamespace(bfloat16=False)
     line = log_columns(found, [episodes], policy, None, None)
     assert [line[f"welfare_{percent}"] for percent in (5, 50, 95)] == pytest.approx([5, 50, 95])

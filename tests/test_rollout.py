@@ -292,8 +292,9 @@ def test_a_prompt_that_does_not_fit_costs_its_group(tiny, end):
 @pytest.mark.parametrize("think", [True, False])
 @pytest.mark.parametrize("style", STYLES)
 def test_the_experts_mask_covers_exactly_its_reply_and_the_end_of_turn(tiny, end, style, think):
-    env = Letters(difficulty=4, reward_kind="binary", think=think, style=style)
-    episode = expert_episode(tiny, env, seed=3)
+    new_env = partial(Letters, difficulty=4, reward_kind="binary", think=think, style=style)
+    episode = expert_episode(tiny, new_env, seed=3)
+    env = new_env()
     assert episode.reward == episode.components["exact"] == 1.0 and episode.stop_reason == "done"
     prompt = prompt_ids(tiny, env.reset(3), None, think)
     mine = [*encode(tiny, env.expert_reply()), end]

@@ -24,7 +24,7 @@ def make_env() -> Letters:
 
 @pytest.fixture(scope="module")
 def episodes(tiny) -> list[Episode]:
-    episodes = [expert_episode(tiny, make_env(), seed) for seed in range(1, 6)]
+    episodes = [expert_episode(tiny, make_env, seed) for seed in range(1, 6)]
     assert [(e.seed, e.reward) for e in episodes] == [(seed, 1.0) for seed in range(1, 6)]
     assert len({len(e.token_ids) for e in episodes}) > 1  # premise: there is padding
     return episodes

@@ -450,7 +450,7 @@ def test_eval_only_gives_the_final_evaluation_again_and_tells_other_rules_apart(
 
 def test_held_out_tasks_are_no_others_tasks(whole, monkeypatch):
     seen = []
-    take = lambda cfg, policy, rollouts, sets, seeds, *rest: seen.append(seeds)
+    take = lambda cfg, policy, collector, sets, seeds, *rest: seen.append(seeds)
     monkeypatch.setattr(again, "play_ways", take)
     monkeypatch.setattr(again, "print_results", lambda lines: None)
     given = settings.Config(eval_only=str(whole), held_out=True, eval_n=512)
@@ -517,8 +517,8 @@ FREE = (*AHEAD, "--async-rollouts", 1, "--max-staleness", 2, "--epochs", 2)
 SLOW = """
 import time
 from contextlib import contextmanager
-from fast.ahead import FreeRollouts
-real = FreeRollouts.paused
+from fast.ahead import FreeCollector
+real = FreeCollector.paused
 @contextmanager
 def paused(self):
     with real(self):
@@ -526,7 +526,7 @@ def paused(self):
         while self.counts and self.begun < enough:  # not in SFT
             time.sleep(0.01)
         yield
-FreeRollouts.paused = paused
+FreeCollector.paused = paused
 """  # the trainer takes as long as two batches
 
 

@@ -201,7 +201,7 @@ def learn(policy, *given):
     print("moved", any((p != old).any().item() for p, old in zip(policy.trainable().values(), before)))
     return result
 loop.learn = learn
-loop.main("models/pico_base", "2")
+loop.main("models/pico_base", 2)
 """
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)

@@ -31,14 +31,14 @@ def test_the_fast_way_and_the_plain_one_train_smollm2_alike():
     found, greedy, groups = [], [], None
     for more in ([], ["--plain"]):
         cfg, flags = settings.command_line([*SHORT, *more])
-        cfg, policy, env_at, rollouts, _ = train.prepare(cfg, flags)
+        cfg, policy, new_env_at, collector, _ = train.prepare(cfg, flags)
         backend = train.choose_backend(cfg, policy)
-        new_env = partial(env_at, cfg.difficulty)
-        greedy.append([e.token_ids for [e] in rollouts.greedy(new_env, [1, 2], 0)])
+        new_env = partial(new_env_at, cfg.difficulty)
+        greedy.append([e.token_ids for [e] in collector.greedy(new_env, [1, 2], 0)])
         reference = copy_weights(policy)
         with policy.learning():
             shown = sft(policy, new_env, settings.sft_seeds(cfg), cfg, backend)
-        own = rollouts.collect(0, cfg.difficulty)
+        own = collector.collect(0, cfg.difficulty)
         groups = groups or deepcopy(own)
         learn = partial(learn_by_hand, policy, cfg, backend, reference)
         with policy.learning():
