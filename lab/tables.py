@@ -587,22 +587,27 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "why_longer": lambda: made(  # the same where the base's own derivations fall short
-        stages(
-            "longer",
-            begun="the base, with the first tokens of a derivation given",
-            rft="RFT: samples of the base, drawn once, the right ones imitated",
-            star="STaR: five rounds, each with new samples, the right ones imitated",
-            positives="REINFORCE: right ones alone, drawn anew in every update",
-            tier7="GRPO at its default rate: samples anew in every update, compared with their group",
-            tier7_swept="GRPO at the best of three rates",
-        ),
+        [
+            *stages("longer", begun="the base, with the first tokens of a derivation given"),
+            *beside(
+                "tier7_swept",
+                stages(
+                    "longer",
+                    rft="RFT: samples of the base, drawn once, the right ones imitated",
+                    star="STaR: five rounds, each with new samples, the right ones imitated",
+                    positives="REINFORCE: right ones alone, drawn anew in every update",
+                    tier7="GRPO at its default rate: drawn anew, and compared with their group",
+                    tier7_swept="GRPO at the best of three rates",
+                ),
+            ),
+        ],
         {
             "letters, tier 7": "{what}",
             "seeds": seeds,
             "exactly right": bold(exact()),
-            "best GRPO minus this": gain("tier7_swept"),
+            "best GRPO minus this": "{greedy}",
             "sampled": exact("sampled"),
-            "best GRPO minus this, sampled": gain("tier7_swept", how="sampled"),
+            "best GRPO minus this, sampled": "{sampled}",
             "work": work,
         },
     ),

@@ -1,5 +1,6 @@
 """Protects the making of the bases: a short round leaves a model, one that starts from an older base
-starts from all of it, and the base of longer strings saw none of more than 80 letters."""
+starts from all of it, the base of longer strings saw none of more than 80 letters, and the levels
+that it is tried on have the lengths that they say."""
 
 import random
 import re
