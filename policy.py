@@ -380,9 +380,10 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
 
 
 class PlainSampler:
-    """Samples one reply after another, and reads the whole text again for each token.
+    """Samples a group at a time: the k replies to a prompt grow together.
 
-    TorchSampler in fast/sampler.py is faster; the same seeds give the same tokens.
+    TorchSampler in fast/sampler.py plays all groups at once, and is faster; the same
+    seeds give the same tokens.
     """
 
     asleep = nullcontext  # it holds no memory that the trainer could use
@@ -403,28 +404,38 @@ class PlainSampler:
         samplers; this one ignores them.
         """
         return [
-            [self.reply(prompt, max_tokens, temperature, seed) for seed in row[:k]]
+            self.group(prompt, max_tokens, temperature, row[:k])
             for prompt, row in zip(prompts, seeds)
         ]
 
     @torch.inference_mode()
-    def reply(
-        self, prompt: list[int], max_tokens: int, temperature: float, seed
-    ) -> Sample:
-        uniforms = torch.tensor(np.random.default_rng(seed).random(max_tokens)).float()
-        sample = Sample([], [], finished=False)
-        for uniform in uniforms.to(self.policy.device):
-            text = prompt + sample.token_ids
-            ids = torch.tensor([text], device=self.policy.device)  # [1, T]
-            logits = self.policy.model(input_ids=ids, use_cache=False).logits
-            last = logits[:, -1].float()  # [1, V]
-            token, logprob = draw(last, uniform[None], temperature)  # [1], [1]
-            sample.token_ids.append(token.item())
-            sample.logprobs.append(logprob.item())
-            if token.item() in self.policy.stop_ids:
-                sample.finished = True
+    def group(
+        self, prompt: list[int], max_tokens: int, temperature: float, seeds: list
+    ) -> list[Sample]:
+        """One sample per seed. All begin with the same prompt, so nothing is padded."""
+        lm, device = self.policy.lm, self.policy.device
+        random = [np.random.default_rng(seed).random(max_tokens) for seed in seeds]
+        uniforms = torch.tensor(np.array(random)).float().to(device)  # [k, max_tokens]
+        samples = [Sample([], [], finished=False) for _ in seeds]
+        text = torch.tensor([prompt] * len(seeds), device=device)  # [k, T]
+        unread, cache = text, None
+        for uniform in uniforms.T:  # [k]
+            # cache: what the model keeps of the text that it has read. Some models
+            # (Mamba) keep none that we know; they read the whole text again.
+            output = lm(unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = getattr(output, "past_key_values", None)
+            last = output.logits[:, -1].float()  # [k, V]
+            tokens, logprobs = draw(last, uniform, temperature)  # [k], [k]
+            text = torch.cat([text, tokens[:, None]], 1)
+            unread = text if cache is None else tokens[:, None]
+            for i, sample in enumerate(samples):
+                if not sample.finished:  # one that is goes on, and is not looked at
+                    sample.token_ids.append(tokens[i].item())
+                    sample.logprobs.append(logprobs[i].item())
+                    sample.finished = tokens[i].item() in self.policy.stop_ids
+            if all(sample.finished for sample in samples):
                 break
-        return sample
+        return samples
 
 
 if __name__ == "__main__":

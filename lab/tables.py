@@ -443,7 +443,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
             sft_states="more SFT on the same demonstrations, as much work as RL",
-            rft="SFT on right answers among samples drawn once from the warm-up model",
+            rft="the warm-up model's own right answers, drawn once, imitated",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
         ),
