@@ -71,7 +71,7 @@ def collate(episodes: list, pad: int, device) -> Batch:
     )
 
 
-def cut(
+def split_by_tokens(
     episodes: list, max_tokens: int, shared: bool = False, whole: bool = False
 ) -> list[list[int]]:
     """Indices of episodes, cut into pieces with (rows · longest row) <= max_tokens.
@@ -206,4 +206,4 @@ if __name__ == "__main__":
     print("mask, 1 if token t+1 was sampled:\n", batch.mask.int())
     print("the episode of each sampled token:", batch.episode_of.tolist())
     print("its log-prob when sampled:        ", batch.sampler_logprobs.tolist())
-    print("cut into pieces of at most 4 padded tokens:", cut(episodes, 4))
+    print("cut into pieces of at most 4 padded tokens:", split_by_tokens(episodes, 4))

@@ -31,9 +31,8 @@ and three attributes:
 
     think                                   may a reply think?
     tools                                   JSON schemas, or None
-    max_turns                               the largest number of replies. Optional, but
-                                            an environment of one turn should set it to
-                                            1; the sampler then keeps no cache
+    max_turns                               the largest number of replies. Optional; 1
+                                            saves memory
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -276,8 +275,8 @@ def is_one_block(reply: str, tag: str, longest: int) -> bool:
     """Is a reply one block <tag>…</tag> and nothing else?
 
     For replies that are not allowed to think. A tally could hide in extra text or white
-    space. So a reply must not have more than `longest` characters, nor 8 white-space
-    characters in a row. No honest reply has either. (env_alphabet.py uses another tag.)
+    space. So a reply may have at most `longest` characters, and at most 7 white-space
+    characters in a row; no honest reply has more. (env_alphabet.py uses another tag.)
     """
     if len(reply) > longest or re.search(r"\s{8}", reply):
         return False

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from batch import Batch, collate, cut, off_policy_terms
+from batch import Batch, collate, off_policy_terms, split_by_tokens
 from policy import PLAIN, Backend, Output, Policy, take_step, with_weights
 from rollout import Episode
 
@@ -75,8 +75,8 @@ def group_advantages(
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
     # Where rewards are equal, rounding may leave 1e-17 (0.1 - mean([0.1] * 3)). Set
-    # that to exactly 0, or weigh() would not skip the group. Failed episodes become 0,
-    # too.
+    # that to exactly 0, or the group would not be skipped (choose_and_weigh). Failed
+    # episodes become 0, too.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
     if baseline == "best":
@@ -206,7 +206,7 @@ def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tenso
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossRule:
     """A row of LOSSES.
 
     Episodes whose advantage is 0 are left out, unless needs_logits or whole_groups is
@@ -247,25 +247,25 @@ NO_CLIP = (math.inf, math.inf)
 # To add a loss, add a row, and a function if it has a new form; then --loss NAME.
 LOSSES = {
     # Williams 1992; with --baseline none, the reward itself as the advantage
-    "reinforce": Loss(reinforce, clip=NO_CLIP),
+    "reinforce": LossRule(reinforce, clip=NO_CLIP),
     # Shao 2024 (arXiv 2402.03300), eq. 3, with PPO's ε
-    "grpo": Loss(clipped_surrogate, weight="episode"),
+    "grpo": LossRule(clipped_surrogate, weight="episode"),
     # Liu 2025 (arXiv 2503.20783), §3.2
-    "dr_grpo": Loss(clipped_surrogate, weight="max_tokens", divide="none"),
+    "dr_grpo": LossRule(clipped_surrogate, weight="max_tokens", divide="none"),
     # Yu 2025 (arXiv 2503.14476), eq. 8
-    "dapo": Loss(clipped_surrogate, clip=(0.2, 0.28)),
+    "dapo": LossRule(clipped_surrogate, clip=(0.2, 0.28)),
     # Zheng 2025 (arXiv 2507.18071), eq. 5
-    "gspo": Loss(
+    "gspo": LossRule(
         clipped_surrogate, ratio="episode", clip=(3e-4, 4e-4), weight="episode"
     ),
     # MiniMax-M1 2025 (arXiv 2506.13585), eq. 4, with dapo's ε_high. A ratio is never
     # negative, so ε = 1 means no lower clip
-    "cispo": Loss(cispo, clip=(1.0, 0.28)),
+    "cispo": LossRule(cispo, clip=(1.0, 0.28)),
     # Tajwar 2026 (arXiv 2602.02710), with grpo's clip and weights, so that only the
     # division differs
-    "maxrl": Loss(clipped_surrogate, weight="episode", divide="mean"),
+    "maxrl": LossRule(clipped_surrogate, weight="episode", divide="mean"),
     # Qi 2026 (arXiv 2602.04879), with prime-rl's limits
-    "dppo": Loss(dppo, clip=(0.1, 0.1)),
+    "dppo": LossRule(dppo, clip=(0.1, 0.1)),
 }
 
 
@@ -299,7 +299,8 @@ def update(
     Raises FloatingPointError before the step if the loss or the gradient is not finite.
     """
     rule = LOSSES[cfg.loss]  # a row of the table
-    weighted = weigh(episodes, rule, cfg)  # [(episode, weight of each of its tokens)]
+    # [(episode, weight of each of its tokens)]
+    weighted = choose_and_weigh(episodes, rule, cfg)
     if not weighted:  # nothing to learn: no step
         return UpdateResult()
     batches = micro_batches(policy, weighted, rule, cfg, backend)
@@ -338,8 +339,8 @@ def update(
 # ------------------------------------ what update calls, in order: 1. before the epochs
 
 
-def weigh(
-    episodes: list[Episode], rule: Loss, cfg
+def choose_and_weigh(
+    episodes: list[Episode], rule: LossRule, cfg
 ) -> list[tuple[Episode, torch.Tensor]]:
     """The episodes to train on, each with the weight that each of its tokens gets."""
     scored = [e for e in episodes if has_score(e)]
@@ -358,8 +359,8 @@ def token_weights(
 ) -> torch.Tensor:
     """For each episode, the weight that each of its tokens gets, [N] float32.
 
-    weight_rule: one of the three rules of Loss.weight. lengths [N]: sampled tokens per
-    episode. max_tokens: the limit of a reply.
+    weight_rule: a LossRule.weight. lengths [N]: sampled tokens per episode. max_tokens:
+    the limit of a reply.
     """
     n = max(1, len(lengths))
     if weight_rule == "episode":
@@ -374,7 +375,7 @@ def token_weights(
 def micro_batches(
     policy: Policy,
     weighted: list[tuple[Episode, torch.Tensor]],
-    rule: Loss,
+    rule: LossRule,
     cfg,
     backend: Backend,
 ) -> list[Batch]:
@@ -382,13 +383,13 @@ def micro_batches(
     # With several processes, each takes every n-th episode in order of length, so that
     # it gets short and long ones.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
-    mine = backend.deal(by_length)
+    mine = backend.my_share(by_length)
     # If prompts are shared, a group's prompt is computed once, and micro_tokens counts
     # it once. Passes that return logits cannot share it.
     shared = backend.shares_prompts and not rule.needs_logits
     pad, device = policy.tokenizer.pad_token_id, policy.device
     batches = []
-    pieces = cut(
+    pieces = split_by_tokens(
         [e for e, _ in mine],
         cfg.micro_tokens,
         shared=shared,
@@ -457,7 +458,7 @@ def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def to_log(rule: Loss, batch: Batch, output: Output, ratio, gain, kl) -> dict:
+def to_log(rule: LossRule, batch: Batch, output: Output, ratio, gain, kl) -> dict:
     """What to log about each sampled token of a pass, no gradients: {name: [M]}."""
     unclipped = rule.gain(batch, output, ratio, NO_CLIP)  # [M]
     return {
@@ -484,7 +485,9 @@ def teacher_advantages(
     must have the same tokenizer and read the same prompt (--teacher refuses others).
     """
     episodes = [e for group in groups for e in group if has_score(e)]
-    for rows in cut(episodes, cfg.micro_tokens, shared=backend.shares_prompts):
+    for rows in split_by_tokens(
+        episodes, cfg.micro_tokens, shared=backend.shares_prompts
+    ):
         part = [episodes[n] for n in rows]
         batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
         ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]

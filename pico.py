@@ -238,8 +238,9 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
 
     With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py can
     take several, so in place of the log-prob it uses the *ratio* (the token's
-    probability now, divided by its probability when it was sampled) and clips it. At
-    the first step the ratio is 1, and its gradient is that of the log-prob.
+    probability now, divided by its probability when it was sampled) and clips it. The
+    gradient of the ratio is the ratio times that of the log-prob, and at the first step
+    the ratio is 1.
     """
     # for each of the M reply tokens: its log-prob, and which reply it belongs to
     logp, reply_of = logprobs_of(weights, group)

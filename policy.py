@@ -247,7 +247,7 @@ class Output:
     # For the log. It has no gradient, so in a loss it would teach nothing.
     entropy_for_log: torch.Tensor  # [M]
     # The next three are for losses, and have gradients. A fast forward pass returns
-    # them only if it is asked for logits (grpo.Loss.needs_logits).
+    # them only if it is asked for logits (grpo.LossRule.needs_logits).
     entropy: torch.Tensor | None = None  # [M]
     logits: torch.Tensor | None = None  # [M, V]
     hidden: torch.Tensor | None = None  # [M, D], what the logits are computed from
@@ -312,9 +312,9 @@ class Backend:
     forward: Callable[..., Output] = plain_forward
     shares_prompts: bool = False  # does forward run a prompt once for all its rows?
     # With several processes: picks this process's share of the episodes.
-    deal: Callable[[list], list] = lambda episodes: episodes
+    my_share: Callable[[list], list] = lambda episodes: episodes
     # With several processes: sums their gradients in place; returns the summed loss.
-    add_up: Callable[[Iterable, float], float] = lambda parameters, loss: loss
+    all_reduce: Callable[[Iterable, float], float] = lambda parameters, loss: loss
     # A progress bar around the steps of SFT.
     bar: Callable[[list], Iterable] = lambda steps: steps
 
@@ -335,7 +335,7 @@ def take_step(
     gradients. Raises FloatingPointError before the step if loss or norm is not finite.
     """
     parameters = list(policy.trainable().values())
-    loss = backend.add_up(parameters, loss)
+    loss = backend.all_reduce(parameters, loss)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)

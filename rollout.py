@@ -342,6 +342,7 @@ if __name__ == "__main__":
     from policy import PICO, PlainSampler, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
+    # A short word, which the base often spells; a longer string it seldom does.
     new_env = lambda: Letters(1, "binary", think=True, style="bare")
     options = {"k": 1, "max_tokens": 200, "temperature": 1.0, "sample_seed": 0}
     [[e]] = play(policy, PlainSampler(policy), new_env, [2], **options)

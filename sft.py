@@ -14,7 +14,7 @@ on.
 import random
 from collections.abc import Callable
 
-from batch import collate, cut
+from batch import collate, split_by_tokens
 from chat import encode, read_template, start_of_thought, without_start
 from policy import PLAIN, Backend, Policy, Sample, adam, set_learning_rate, take_step
 from rollout import (
@@ -137,10 +137,10 @@ def sft_step(
     n = sum(e.reply_tokens for e in episodes)
     # Sorted, and dealt in turn to several processes: each gets some of every length.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
-    mine = backend.deal(by_length)
+    mine = backend.my_share(by_length)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for indices in cut(mine, micro_tokens):
+    for indices in split_by_tokens(mine, micro_tokens):
         part = [mine[i] for i in indices]
         batch = collate(part, policy.tokenizer.pad_token_id, policy.device)
         output = backend.forward(policy, batch.ids, batch.mask, logits=False)

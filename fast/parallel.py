@@ -105,7 +105,7 @@ def broadcast(thing):
     return gather([thing])[0]
 
 
-def add_up(parameters: Iterable[torch.nn.Parameter], loss: float) -> float:
+def all_reduce(parameters: Iterable[torch.nn.Parameter], loss: float) -> float:
     """Replace every gradient by its sum over the ranks; returns the sum of their losses.
 
     A rank with nothing to train on adds zeros. Losses are added in the same order everywhere, so

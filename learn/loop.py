@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from batch import collate, cut
+from batch import collate, split_by_tokens
 from env_letters import Letters
 from grpo import compute_advantages
 from policy import (
@@ -79,7 +79,7 @@ def learn(policy, optimizer, episodes: list) -> float:
     n = sum(e.reply_tokens for e in episodes)
     informative = [e for e in episodes if any(e.advantages)]  # the others teach nothing
     total = 0.0
-    for rows in cut(informative, cfg.micro_tokens):  # pieces that fit into memory
+    for rows in split_by_tokens(informative, cfg.micro_tokens):  # pieces that fit into memory
         batch = collate(
             [informative[i] for i in rows],
             policy.tokenizer.pad_token_id,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import grpo
-from batch import IMPORTANCE, Batch, cut, importance_weights
+from batch import IMPORTANCE, Batch, importance_weights, split_by_tokens
 from fast import logprobs
 from grpo import LOSSES, group_advantages, token_weights
 from policy import Output, with_weights
@@ -181,7 +181,7 @@ def test_micro_batches_hold_every_episode_once_within_the_budget(rows, budget, s
     for prompt, reply in zip(prompts, replies):
         sampled = [False] * len(prompt) + [True] * reply
         episodes.append(Episode(0, hash(prompt), [*prompt, *[0] * reply], sampled, []))
-    parts = cut(episodes, budget, shared)
+    parts = split_by_tokens(episodes, budget, shared)
     assert Counter(n for part in parts for n in part) == Counter(range(len(rows)))
     for part in parts:
         size = len(part) * max(len(episodes[n].token_ids) for n in part)
@@ -193,7 +193,7 @@ def test_micro_batches_hold_every_episode_once_within_the_budget(rows, budget, s
         own = {n for n, one in enumerate(prompts) if one == prompt}
         whole = len(prompt) + len(own) * max(replies[n] for n in own)
         assert sum(not own.isdisjoint(part) for part in parts) == 1 or whole > budget
-    uncut = cut(episodes, budget, shared, whole=True)
+    uncut = split_by_tokens(episodes, budget, shared, whole=True)
     assert sorted(sum(uncut, [])) == [*range(len(rows))]
     for prompt in set(prompts):
         own = {n for n, one in enumerate(prompts) if one == prompt}
@@ -592,7 +592,7 @@ def with_entropy_bonus(batch, output, ratio, clip):
 
 def test_an_entropy_bonus_is_a_loss_that_needs_logits(policy, monkeypatch):
     """Also of groups without an advantage: they have an entropy."""
-    monkeypatch.setitem(LOSSES, "bonus", grpo.Loss(with_entropy_bonus, needs_logits=True))
+    monkeypatch.setitem(LOSSES, "bonus", grpo.LossRule(with_entropy_bonus, needs_logits=True))
     groups = make_groups(policy, [[1.0, 0.0], [0.5, 0.5]])
     run(policy, groups, "bonus")
     ours = gradients(policy)
@@ -617,7 +617,7 @@ def test_a_loss_that_compares_a_group_sees_all_of_it(load, monkeypatch):
         sums = torch.zeros(9).index_add(0, groups, output.logprobs)
         return batch.advantages * sums[groups]
 
-    monkeypatch.setitem(LOSSES, "compared", grpo.Loss(compared, whole_groups=True))
+    monkeypatch.setitem(LOSSES, "compared", grpo.LossRule(compared, whole_groups=True))
     found = []
     for micro_tokens in (HUGE, 1):
         policy = load("qwen3", 4, awake=True)
@@ -637,7 +637,7 @@ def test_a_loss_that_compares_a_group_sees_all_of_it(load, monkeypatch):
 
 def test_a_loss_that_does_not_ask_for_logits_gets_no_entropy(policy, monkeypatch):
     """It would have no gradient, and nobody would notice."""
-    monkeypatch.setitem(LOSSES, "bonus", grpo.Loss(with_entropy_bonus))
+    monkeypatch.setitem(LOSSES, "bonus", grpo.LossRule(with_entropy_bonus))
     with pytest.raises(TypeError, match="NoneType"):
         run(policy, make_groups(policy, REWARDS), "bonus")
 

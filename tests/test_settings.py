@@ -13,7 +13,7 @@ import settings
 from bookkeeping import failures, refusals
 from bookkeeping.again import MAY_BE_TYPED
 from bookkeeping.folder import resume_folder, take_typed
-from grpo import LOSSES, Loss, reinforce
+from grpo import LOSSES, LossRule, reinforce
 from rollout import EnvironmentFailed
 from settings import Config
 
@@ -157,7 +157,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
     """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
-    monkeypatch.setitem(LOSSES, "compared", Loss(reinforce, whole_groups=True))
+    monkeypatch.setitem(LOSSES, "compared", LossRule(reinforce, whole_groups=True))
     monkeypatch.setattr(refusals.importlib.util, "find_spec", lambda name: None)
     (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
     heard = []
