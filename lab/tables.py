@@ -597,7 +597,7 @@ TABLES: dict[str, Callable[[], str]] = {
                     star="STaR: five rounds, each with new samples, the right ones imitated",
                     positives="REINFORCE: right ones alone, drawn anew in every update",
                     tier7="GRPO at its default rate: drawn anew, and compared with their group",
-                    tier7_swept="GRPO at the best of three rates",
+                    tier7_swept="GRPO at the best of four rates",
                 ),
             ),
         ],
