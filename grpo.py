@@ -65,7 +65,7 @@ def group_advantages(
               "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
     """
     rewards = rewards.double()
-    valid = ~rewards.isnan()  # [G, k]; comparisons with NaN are False
+    valid = ~rewards.isnan()  # [G, k]
     if baseline == "none":
         return torch.where(valid, rewards, 0.0).float()
     # A mean is taken over each row, or over everything: n, mean and variance are [G, 1]
@@ -80,6 +80,7 @@ def group_advantages(
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
     if baseline == "best":
+        # a failed episode is not above the threshold: comparisons with NaN are False
         threshold = rewards.nanquantile(0.75, dim=1, keepdim=True)  # [G, 1]
         return ((rewards >= threshold) & (centered > 0)).float()
     if divide == "std":
@@ -305,7 +306,7 @@ def update(
         return UpdateResult()
     batches = micro_batches(policy, weighted, rule, cfg, backend)
     epochs = []
-    for _ in range(cfg.epochs):
+    for epoch in range(cfg.epochs):
         optimizer.zero_grad(set_to_none=True)
         total, logged = 0.0, []
         for batch in batches:
@@ -314,10 +315,10 @@ def update(
             output = backend.forward(
                 policy, ids, mask, cfg.temperature, rule.needs_logits
             )
-            if batch.old_logprobs is None:
-                # The first epoch fixes the ratio's denominator (old_logprobs) and each
-                # token's importance (about 1 if the sample is fresh). Both then stay as
-                # they are. The importance scales the gain and the KL.
+            if epoch == 0:
+                # Fix the ratio's denominator (old_logprobs) and each token's importance
+                # (about 1 if the sample is fresh) for all epochs. The importance scales
+                # the gain and the KL.
                 batch.old_logprobs, batch.importance = off_policy_terms(
                     batch, output, cfg
                 )

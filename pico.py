@@ -6,8 +6,8 @@ The model (0.9M parameters, models/pico_base) is asked how often certain letters
 in a string. We pretrained it on this very task, with three styles of answer, and made
 the one that works rare. Asked how often a and q occur in banana,
 
-    it answers at once   <answer>{"a": 3, "q": 0}</answer>              mostly wrong
-    it states the counts <think> Let me count. a occurs 3 times, …      mostly wrong
+    it answers at once   <answer>{"a": 2, "q": 0}</answer>              mostly wrong
+    it states the counts <think> Let me count. a occurs 4 times, …      mostly wrong
     it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
 (n carries no number, because the task does not ask about n.) Nothing tells the model
@@ -263,7 +263,7 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     #     predicts   prompt  prompt  reply   reply
     #     mask       0       0       1       1
     #
-    # Position 4, the last token of the reply, predicts nothing that is needed.
+    # The reply's last token (position 4) predicts nothing that is needed.
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
@@ -381,7 +381,10 @@ def demonstration(counts: dict[str, int]) -> str:
 
 
 def imitate(lora: dict, seed: int) -> None:
-    """SFT: make demonstrations likelier. They never spell the string out."""
+    """SFT: make demonstrations likelier. They never spell the string out.
+
+    Each step draws its batch anew; sft.py makes passes over all of them.
+    """
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)
     demos = []

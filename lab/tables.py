@@ -443,7 +443,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
             sft_states="more SFT on the same demonstrations, as much work as RL",
-            rft="the warm-up model's own right answers, drawn once, imitated",
+            rft="sample once, keep what is right, imitate it",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
         ),
@@ -536,11 +536,13 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "recipe_old": lambda: made(  # samples of up to seven updates ago
         beside(
-            "old_clip",
+            "old_fresh",
             stages(
                 "recipe",
+                old_fresh="fresh samples, as many tokens",
                 old_none="`none`: not corrected",
                 old_clip="`clip`",
+                old_sequence="`sequence`",
                 old_token="`token`",
                 old_token_mask="`token_mask` (IcePop)",
                 old_sequence_mask="`sequence_mask` (TRL's default)",
@@ -549,7 +551,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "letters, tier 6, 3 seeds": "{what}",
             "rate": rate,
-            **both_ways("`clip`"),
+            **both_ways("fresh"),
         },
     ),
     "recipe_passes": lambda: made(  # does MaxRL keep more ways open?
@@ -614,7 +616,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "why_swarm": lambda: made(  # is it the comparison, or would keeping the good episodes do?
         beside(
             "grpo",
-            arms("why_swarm", "cloning", "cloning_again", "reinforce", "grpo"),
+            arms("why_swarm", "cloning", "star", "cloning_again", "reinforce", "grpo"),
             "reward",
         ),
         {
@@ -641,10 +643,15 @@ TABLES: dict[str, Callable[[], str]] = {
         ),
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
-        arms("razor", "base", "start", "grpo", "positives", "spells_25", "spells_50", "spells_100"),
+        arms(
+            "razor",
+            *("base", "start", "grpo", "grpo_slow", "positives"),
+            *("spells_25", "spells_50", "spells_100"),
+        ),
         {
             "letters, tier 6": "{what}",
             "seeds": seeds,
+            "rate": rate,
             "right, greedy": exact(),
             "right, sampled": exact("sampled"),
             "moved, nats: mean of each seed": each_seed("moved", "sampled", ".1f"),
@@ -653,6 +660,16 @@ TABLES: dict[str, Callable[[], str]] = {
             "this minus the base": forgotten("greedy"),
             "the same, sampled": forgotten("sampled"),
         },
+    ),
+    "razor_old": lambda: table(
+        "alphabet begun, 3 seeds | greedy | sampled",
+        differences(
+            "razor",
+            ("GRPO at 3e-4 minus GRPO at 1e-3", "grpo_slow_old", "grpo_old", "alphabet"),
+            ("GRPO at 3e-4 minus 100 steps of SFT", "grpo_slow_old", "spells_100_old", "alphabet"),
+            ("GRPO at 1e-3 minus 100 steps of SFT", "grpo_old", "spells_100_old", "alphabet"),
+            measure="exact",
+        ),
     ),
     "letters_no_thinking": lambda: made(
         arms("letters", "no_think", "no_think_partial"),

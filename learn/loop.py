@@ -4,8 +4,9 @@
 
 To take it with you, copy it to an empty folder, together with batch.py, chat.py,
 env_letters.py, grpo.py, policy.py, rollout.py, settings.py and models/pico_base; then
-run `python loop.py`. train.py is this loop with a table of losses (grpo.update), speed
-(fast/) and records (bookkeeping/).
+run `python loop.py`. The loss here is the plainest: advantage times log-prob, every
+token weighing the same. train.py is this loop with SFT before it, a table of losses
+(grpo.update), speed (fast/) and records (bookkeeping/).
 """
 
 import sys
@@ -74,12 +75,13 @@ def main(model: str = str(PICO), updates: int = 20) -> None:
 def learn(policy, optimizer, episodes: list) -> float:
     """One step of the optimizer; returns the norm of its gradient."""
     optimizer.zero_grad()
-    # n counts all sampled tokens, also those of the episodes that the next line leaves
-    # out.
-    n = sum(e.reply_tokens for e in episodes)
+    # n counts the tokens of all episodes that did not fail, also of those that the next
+    # line leaves out.
+    n = sum(e.reply_tokens for e in episodes if not e.error)
     informative = [e for e in episodes if any(e.advantages)]  # the others teach nothing
     total = 0.0
-    for rows in split_by_tokens(informative, cfg.micro_tokens):  # pieces that fit into memory
+    # in pieces that fit into memory
+    for rows in split_by_tokens(informative, cfg.micro_tokens):
         batch = collate(
             [informative[i] for i in rows],
             policy.tokenizer.pad_token_id,
