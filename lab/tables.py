@@ -545,6 +545,7 @@ TABLES: dict[str, Callable[[], str]] = {
                 old_sequence="`sequence`",
                 old_token="`token`",
                 old_token_mask="`token_mask` (IcePop)",
+                old_token_mask_low="`token_mask` at a lower rate",
                 old_sequence_mask="`sequence_mask` (TRL's default)",
             ),
         ),
@@ -640,6 +641,8 @@ TABLES: dict[str, Callable[[], str]] = {
                 "cloning",
                 "medium",
             ),
+            ("the same in five rounds, minus drawn once", "star", "cloning", "medium"),
+            ("anew in every update, minus in five rounds", "cloning_again", "star", "medium"),
         ),
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
