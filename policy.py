@@ -421,7 +421,7 @@ class PlainSampler:
         unread, cache = text, None
         for uniform in uniforms.T:  # [k]
             # cache: what the model keeps of the text that it has read. Some models
-            # (Mamba) keep none that we know; they read the whole text again.
+            # (Mamba) return none by this name; they read the whole text again.
             output = lm(unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = getattr(output, "past_key_values", None)
             last = output.logits[:, -1].float()  # [k, V]
@@ -429,7 +429,7 @@ class PlainSampler:
             text = torch.cat([text, tokens[:, None]], 1)
             unread = text if cache is None else tokens[:, None]
             for i, sample in enumerate(samples):
-                if not sample.finished:  # one that is goes on, and is not looked at
+                if not sample.finished:  # a finished one keeps drawing; that is dropped
                     sample.token_ids.append(tokens[i].item())
                     sample.logprobs.append(logprobs[i].item())
                     sample.finished = tokens[i].item() in self.policy.stop_ids

@@ -654,7 +654,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "letters, tier 6": "{what}",
             "seeds": seeds,
-            "rate": rate,
+            "rate": lambda arm: rate(arm) or ("" if arm["name"] == "base" else "1e-4"),  # SFT's
             "right, greedy": exact(),
             "right, sampled": exact("sampled"),
             "moved, nats: mean of each seed": each_seed("moved", "sampled", ".1f"),
@@ -671,6 +671,7 @@ TABLES: dict[str, Callable[[], str]] = {
             ("GRPO at 3e-4 minus GRPO at 1e-3", "grpo_slow_old", "grpo_old", "alphabet"),
             ("GRPO at 3e-4 minus 100 steps of SFT", "grpo_slow_old", "spells_100_old", "alphabet"),
             ("GRPO at 1e-3 minus 100 steps of SFT", "grpo_old", "spells_100_old", "alphabet"),
+            ("REINFORCE minus 100 steps of SFT", "positives_old", "spells_100_old", "alphabet"),
             measure="exact",
         ),
     ),
