@@ -39,7 +39,8 @@ from rollout import Episode, play
 from sft import sft
 
 SIZES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.01, 0.03)]  # (sigma, lr) of evolution
-# Of thirteen parameters. 0.003 was added because the best was the lowest: predicted below 0.01 for both.
+# Of thirteen parameters. 0.003 was added because the best was the lowest; predicted: below 0.01 for
+# both arms.
 RATES = (0.003, 0.01, 0.03, 0.1)
 MEMBERS, TASKS = 16, 4  # perturbed policies per update, and tasks that each of them plays
 
