@@ -384,7 +384,7 @@ def micro_batches(
     # With several processes, each takes every n-th episode in order of length, so that
     # it gets short and long ones.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
-    mine = backend.my_share(by_length)
+    mine = backend.shard(by_length)
     # If prompts are shared, a group's prompt is computed once, and micro_tokens counts
     # it once. Passes that return logits cannot share it.
     shared = backend.shares_prompts and not rule.needs_logits

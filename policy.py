@@ -312,7 +312,7 @@ class Backend:
     forward: Callable[..., Output] = plain_forward
     shares_prompts: bool = False  # does forward run a prompt once for all its rows?
     # With several processes: picks this process's share of the episodes.
-    my_share: Callable[[list], list] = lambda episodes: episodes
+    shard: Callable[[list], list] = lambda episodes: episodes
     # With several processes: sums their gradients in place; returns the summed loss.
     all_reduce: Callable[[Iterable, float], float] = lambda parameters, loss: loss
     # A progress bar around the steps of SFT.
@@ -382,7 +382,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
 class PlainSampler:
     """Samples a group at a time: the k replies to a prompt grow together.
 
-    TorchSampler in fast/sampler.py plays all groups at once, and is faster; the same
+    TorchSampler in fast/sampler.py samples all groups at once, and is faster; the same
     seeds give the same tokens.
     """
 
@@ -404,18 +404,18 @@ class PlainSampler:
         samplers; this one ignores them.
         """
         return [
-            self.group(prompt, max_tokens, temperature, row[:k])
+            self.sample_group(prompt, max_tokens, temperature, row[:k])
             for prompt, row in zip(prompts, seeds)
         ]
 
     @torch.inference_mode()
-    def group(
+    def sample_group(
         self, prompt: list[int], max_tokens: int, temperature: float, seeds: list
     ) -> list[Sample]:
         """One sample per seed. All begin with the same prompt, so nothing is padded."""
         lm, device = self.policy.lm, self.policy.device
-        random = [np.random.default_rng(seed).random(max_tokens) for seed in seeds]
-        uniforms = torch.tensor(np.array(random)).float().to(device)  # [k, max_tokens]
+        rows = [np.random.default_rng(seed).random(max_tokens) for seed in seeds]
+        uniforms = torch.tensor(np.array(rows)).float().to(device)  # [k, max_tokens]
         samples = [Sample([], [], finished=False) for _ in seeds]
         text = torch.tensor([prompt] * len(seeds), device=device)  # [k, T]
         unread, cache = text, None
@@ -428,11 +428,12 @@ class PlainSampler:
             tokens, logprobs = draw(last, uniform, temperature)  # [k], [k]
             text = torch.cat([text, tokens[:, None]], 1)
             unread = text if cache is None else tokens[:, None]
-            for i, sample in enumerate(samples):
+            drawn = zip(samples, tokens.tolist(), logprobs.tolist())
+            for sample, token, logprob in drawn:
                 if not sample.finished:  # a finished one keeps drawing; that is dropped
-                    sample.token_ids.append(tokens[i].item())
-                    sample.logprobs.append(logprobs[i].item())
-                    sample.finished = tokens[i].item() in self.policy.stop_ids
+                    sample.token_ids.append(token)
+                    sample.logprobs.append(logprob)
+                    sample.finished = token in self.policy.stop_ids
             if all(sample.finished for sample in samples):
                 break
         return samples

@@ -137,7 +137,7 @@ def sft_step(
     n = sum(e.reply_tokens for e in episodes)
     # Sorted, and dealt in turn to several processes: each gets some of every length.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
-    mine = backend.my_share(by_length)
+    mine = backend.shard(by_length)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for indices in split_by_tokens(mine, micro_tokens):

@@ -173,7 +173,7 @@ def choose_backend(cfg: Config, policy: Policy) -> Backend:
 
     Both split the work over the processes.
     """
-    backend = replace(PLAIN, my_share=parallel.shard, all_reduce=parallel.all_reduce)
+    backend = replace(PLAIN, shard=parallel.shard, all_reduce=parallel.all_reduce)
     if cfg.plain:
         return backend
     shares = logprobs.shares_prompts(policy.lm)

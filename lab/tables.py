@@ -654,7 +654,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "letters, tier 6": "{what}",
             "seeds": seeds,
-            "rate": lambda arm: rate(arm) or ("" if arm["name"] == "base" else "1e-4"),  # SFT's
+            "RL's rate": rate,
             "right, greedy": exact(),
             "right, sampled": exact("sampled"),
             "moved, nats: mean of each seed": each_seed("moved", "sampled", ".1f"),
