@@ -136,7 +136,7 @@ BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 def off_policy_terms(
     batch: Batch, output: Output, cfg
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the ratio divides by (as log-probs), and what a sample counts: [M], [M].
+    """(log of what the ratio divides by, weight of the sample): [M], [M].
 
     Called at a batch's first pass; both hold for all epochs.
 
@@ -169,24 +169,25 @@ def off_policy_terms(
 
 
 def importance_weights(
-    level: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
+    importance: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
 ) -> torch.Tensor:
     """What a sampled token weighs: 1, min(π / π_sampler, cap), or a masked ratio. [M]
 
     log_ratio [M]: log π - log π_sampler. episode_of [M]: the episode a token is in.
-    level "token" takes the ratio of the token, "sequence" that of its whole episode
-    (Espeholt et al. 2018, §4.1). With "_mask" at the end there is no cap, and a ratio
-    outside BANDS weighs 0. With "clip" and "none" each token weighs 1.
+    importance, as --importance: "token" takes the ratio of the token, "sequence" that
+    of its whole episode (Espeholt et al. 2018, §4.1). With "_mask" at the end there is
+    no cap, and a ratio outside BANDS weighs 0. With "clip" and "none" each token weighs
+    1.
     """
-    if level in ("clip", "none"):
+    if importance in ("clip", "none"):
         return torch.ones_like(log_ratio)
-    if level.startswith("sequence"):
+    if importance.startswith("sequence"):
         # the product over an episode's tokens, all turns together
         n = int(episode_of.max()) + 1
         total = log_ratio.new_zeros(n).index_add(0, episode_of, log_ratio)  # [n]
         log_ratio = total[episode_of]
-    if level in BANDS:
-        low, high = BANDS[level]
+    if importance in BANDS:
+        low, high = BANDS[importance]
         ratio = log_ratio.exp()  # [M]; infinite is outside, too
         return ratio.where((low <= ratio) & (ratio <= high), 0.0)
     # clamp before exp, or the exp of a long episode's log-ratio would overflow

@@ -55,15 +55,13 @@ def eval_sets(
     chosen = {own}
     if cfg.eval_other_tiers:
         chosen.update(others.get(env_kind(cfg.env), ()))
-    return {
-        TASKS[env_kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
-            level == own,
-            partial(new_env_at, level),
-        )
-        # cfg's own level may be in no curriculum, like swarm's mixed: it comes last
-        for level in dict.fromkeys([*levels, own])
-        if level in chosen
-    }
+    sets = {}
+    # cfg's own level may be in no curriculum, like swarm's mixed: it comes last
+    for level in dict.fromkeys([*levels, own]):
+        if level in chosen:
+            name = TASKS[env_kind(cfg.env)](make_env(cfg, level), cfg.env, level)
+            sets[name] = (level == own, partial(new_env_at, level))
+    return sets
 
 
 def lists_of(env) -> str:
@@ -183,8 +181,8 @@ def without_failed(groups: list[list[Episode]]) -> list[list[Episode]]:
     if not played:
         first = next(e.error for g in groups for e in g)
         raise ValueError(
-            f"every episode ended in an error ({first}); mend the environment and "
-            "--resume, with --env again if it is a file of your own"
+            f"every episode ended in an error ({first}); fix the environment, then use "
+            "--resume (with --env again if it is a file of your own)"
         )
     return played
 

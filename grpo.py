@@ -10,15 +10,25 @@ bad ones a little less likely. That is all. The group's mean is the baseline, so
 second network has to predict rewards (PPO has one). A group whose answers all score the
 same teaches nothing (its advantages are 0) and is skipped.
 
+Why does this raise the reward? A task's expected reward is the sum of p(reply) · reward
+over all replies. Since ∇p = p · ∇log p, its gradient is the mean of reward · ∇log
+p(reply) over replies that are sampled from p: the *policy gradient* (Williams 1992).
+log p(reply) is the sum of the log-probs of its tokens, so each token gets the reply's
+reward. If the same number is subtracted from all rewards of a task, the mean stays as
+it is (the p add up to 1, so ∇log p is 0 on average), but is less noisy. The group's
+mean contains the reply's own reward; that only shrinks the gradient, by a factor of 1 -
+1/k. The division by the std, and the weights below, then change how much each task and
+each token counts.
+
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
 policy. By default each batch is used for one optimizer step. So the importance ratio,
 p / p_old (how likely a token is now, over how likely it was when it was sampled), is 1
 but for rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
-is minus the mean advantage, about 0 for any model. The gradient is not 0: p depends on
-the weights and p_old does not, so at a ratio of 1 the gradient of ratio · advantage is
-that of advantage · log p.
+is minus the mean advantage, about 0 for any model. The gradient is not 0: p_old is
+constant, so at a ratio of 1 the gradient of ratio · advantage equals that of
+advantage · log p.
 
 Every loss has this form:
 
@@ -60,7 +70,8 @@ def group_advantages(
               "best" (RAFT: Dong et al. 2023) is not a baseline but a selection: 1 for a
               reward that is above its group's mean and in the upper quarter (ties
               count), else 0. With "none" and "best" `divide` is ignored
-    divide    "std": by the standard deviation; "none" (--no-normalize); "mean": by the
+    divide    "std": by the standard deviation (its squares divided by k; TRL divides
+              them by k - 1); "none" (--no-normalize); "mean": by the
               mean reward, so that rare successes weigh more (Tajwar et al. 2026,
               "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
     """
@@ -253,7 +264,8 @@ LOSSES = {
     "grpo": LossRule(clipped_surrogate, weight="episode"),
     # Liu 2025 (arXiv 2503.20783), §3.2
     "dr_grpo": LossRule(clipped_surrogate, weight="max_tokens", divide="none"),
-    # Yu 2025 (arXiv 2503.14476), eq. 8
+    # Yu 2025 (arXiv 2503.14476), eq. 8: its clip and weights. DAPO also draws groups
+    # again until they have a signal, and penalizes long replies; that is not here
     "dapo": LossRule(clipped_surrogate, clip=(0.2, 0.28)),
     # Zheng 2025 (arXiv 2507.18071), eq. 5
     "gspo": LossRule(
@@ -506,20 +518,20 @@ if __name__ == "__main__":
     print("divided by the std          ", group_advantages(rewards)[0])
     print("all equal: nothing to learn ", group_advantages(torch.ones(1, 4))[0])
 
-    # Two answers: a good one of one token, a bad one of three. After a step some of
-    # their tokens have left the clip range, 1 ± 0.2. The gradient is that of the loss:
-    # where it is negative, the step makes the token likelier.
+    # Three answers: a good one of one token, bad ones of one and two. After a step some
+    # of their tokens have left the clip range, 1 ± 0.2. The gradient is that of the
+    # loss: where it is negative, the step makes the token likelier.
     old = torch.full((4,), 0.25).log()
     batch = Batch(
-        episodes=[Episode(0, group=0)] * 2,
+        episodes=[Episode(0, group=0)] * 3,
         ids=None,
         mask=None,
-        episode_of=torch.tensor([0, 1, 1, 1]),
+        episode_of=torch.tensor([0, 1, 2, 2]),
         sampler_logprobs=old,
         old_logprobs=old,
     )
-    lengths = torch.tensor([1.0, 3.0])  # [N]
-    two_rewards = torch.tensor([[1.0, 0.0]])  # [1, N], one group
+    lengths = torch.tensor([1.0, 1.0, 2.0])  # [N]
+    three_rewards = torch.tensor([[1.0, 0.0, 0.0]])  # [1, N], one group
     # zeros, for losses with needs_logits
     unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
     cases = {
@@ -527,12 +539,12 @@ if __name__ == "__main__":
         "after a step": [0.36, 0.30, 0.19, 0.28],
     }
     for title, probabilities in cases.items():
-        print(f"\n{title}; the first is the good answer's, the others the bad one's")
+        print(f"\n{title}; the first is the good answer's, the others the bad ones'")
         print(f"{'loss':10} {'ratio':24} value  gradient (minus: likelier)")
         for name, rule in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             output = Output(logprobs, torch.zeros(4), **unused)
-            advantages = group_advantages(two_rewards, divide=rule.divide)[0]  # [N]
+            advantages = group_advantages(three_rewards, divide=rule.divide)[0]  # [N]
             batch.advantages = advantages[batch.episode_of]  # [M]
             weights = token_weights(rule.weight, lengths, 4)[batch.episode_of]
             ratio = RATIOS[rule.ratio](batch, output)

@@ -9,12 +9,12 @@ and fall to 44%, and called it a gain and a regression. But the 95% interval of 
 
     proportion    a share, with Wilson's interval (1927). It is right even near 0% and
                   100%, where the usual ± is wrong
-    mean          the values alone choose the method, so that the same numbers get the
-                  same interval everywhere:
+    mean          the method depends on the values alone, so equal numbers get equal
+                  intervals:
                     all are 0 or 1: as proportion;
-                    fewer than 100, all between 0 and 1: Wilson's with the measured
-                    spread, which is less than that of 0s and 1s (Korn and Graubard
-                    1998, without survey weights);
+                    fewer than 100, all between 0 and 1: Wilson's, with the measured
+                    variance in place of p (1 - p) (Korn and Graubard 1998, without
+                    survey weights);
                     fewer than 100 others: Student's t (1908);
                     100 or more: bootstrap, the middle 95% of the means of resamples
                     (Efron 1979)
@@ -34,17 +34,18 @@ gives intervals that are too narrow. The following functions allow for that:
 
 bookkeeping/settled.py uses them to make decisions while a run trains.
 
-Do the intervals contain the truth in 95 of 100 cases? They do in
+Do the intervals contain the truth in 95 of 100 cases? Measured, of 100:
 
-    91 to 100    with 2 to 64 made-up values
-    88 to 99     if successes are rare and whole groups of episodes succeed together
-    95, 83       Wilson's, on average over true shares and at worst
-    50, 88       the bootstrap's, with 2 values and with 8: so it is used from 100 on
-    88 to 93     with exponential values, which are skewed and not between 0 and 1, as
-                 counts or seconds are
+    91 to 100    2 to 64 made-up values
+    88 to 99     successes are rare, and whole groups of episodes succeed together
+    95, 83       Wilson's interval, on average over true shares and at worst
+    50, 88       the bootstrap's, 2 values and 8: so it is used from 100 on
+    88 to 93     exponential values, which are skewed and not between 0 and 1, as counts
+                 or seconds are
+    72 to 87     a weak spot: one value in 200 is 0, the others are near 1 (n = 64 to
+                 256)
 
-tests/test_metrics.py measures all of this. One weak spot is not measured there:
-72 to 87 if one value in 200 is 0 and the others are near 1 (n = 64 to 256).
+tests/test_metrics.py measures all but the last.
 
 No interval of a mean has width 0. If all n values are equal, a share of up to
 3.84 / (n + 3.84) of the unseen values may still differ (Wilson's bound; compare the

@@ -236,6 +236,11 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     A token's gain is its advantage times its log-prob. A reply's gain is the mean over
     its tokens. The loss is minus their sum; main divides it by the number of replies.
 
+    Why that? A task's expected reward is the sum of p(reply) * reward over all replies.
+    Since grad p = p * grad log p, its gradient is the mean, over sampled replies, of
+    reward * grad log p(reply): the policy gradient (Williams 1992). Subtracting the
+    same number from all rewards does not change this mean, but makes it less noisy.
+
     With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py can
     take several, so in place of the log-prob it uses the *ratio* (the token's
     probability now, divided by its probability when it was sampled) and clips it. The

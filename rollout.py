@@ -1,4 +1,4 @@
-"""Rollouts: a policy plays episodes. A conversation becomes token ids here.
+"""Rollouts: a policy plays episodes. (chat.py turns messages into token ids.)
 
     seed -> env.reset -> messages -> prompt ids -> sampler
          -> reply ids -> text -> env.step -> messages -> …
@@ -125,8 +125,8 @@ def play(
 ) -> list[list[Episode]]:
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
-    The sampler draws the tokens; of policy, play needs the tokenizer and the context
-    length, not the weights. new_env() makes an environment, and each episode gets one
+    The sampler draws the tokens; play uses the policy only for its tokenizer and its
+    context length. new_env() makes an environment, and each episode gets one
     of its own. max_tokens limits one turn. The same (sample_seed, task seed, member,
     turn) draws the same random numbers, whatever else is in the batch. An environment
     that raises EnvironmentFailed or ValueError ends only its own episode
