@@ -70,7 +70,7 @@ from torch.nn.utils.rnn import pad_sequence
 # Tasks per update.
 TASKS = 8
 # Replies to each task. With K = 1 a reply has nothing to be compared with: every
-# advantage is 0, and nothing is learnt.
+# advantage is 0, and nothing is learned.
 K = 8
 # The longest reply. With 64, a spelled-out reply is cut off before its answer ends, so
 # spelling is never rewarded.
@@ -210,7 +210,7 @@ def main(seed: int, updates: int) -> None:
                 flush=True,
             )
     except KeyboardInterrupt:
-        print("stopped early; what it has learnt so far:")
+        print("stopped early; what it has learned so far:")
     evaluate(weights_of(lora), "after GRPO")
     draw_curve(curve)
 
@@ -388,7 +388,7 @@ def demonstration(counts: dict[str, int]) -> str:
 def imitate(lora: dict, seed: int) -> None:
     """SFT: make demonstrations likelier. They never spell the string out.
 
-    Each step draws its batch anew; sft.py makes passes over all of them.
+    Each step draws a random batch; sft.py makes passes over all of them.
     """
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)

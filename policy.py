@@ -303,7 +303,7 @@ def logprobs_and_entropy(
 
 @dataclass(frozen=True)
 class Backend:
-    """How an update is computed. It changes time and memory, never what is learnt.
+    """How an update is computed. It changes time and memory, never what is learned.
 
     The defaults are for one process and plain torch; train.py hands in faster ones.
     """

@@ -199,8 +199,9 @@ SMALL = {
     "custom": (3e-4, 80, 160),
     "known": (3e-4, 80, 160),
 }
-# The same for models of SmolLM2's size, on a CPU. SmolLM2 learnt sums with the rate and
-# the updates of "known", in replies of 16 tokens (docs/real.md). The rest are guesses.
+# The same for models of SmolLM2's size, on a CPU. SmolLM2 learned sums with the rate
+# and the updates of "known", in replies of 16 tokens (docs/real.md). The rest are
+# guesses.
 # Replies are short: it does not think at length, and longer ones would take too long.
 MEDIUM = {
     "letters": (1e-4, 60, 160),
@@ -350,7 +351,7 @@ def complete(
     if cfg.model == "auto":
         cfg.model = Path(model).name if Path(model).parent == MODELS else model
     if cfg.async_rollouts:
-        # learnt fastest on old samples (results/offpolicy.json)
+        # learned fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
     if cfg.dtype == "bfloat16":
         # sampler and trainer round differently, and a clip mistakes that for age

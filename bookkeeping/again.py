@@ -132,7 +132,7 @@ def print_results(lines: list[dict]) -> None:
             rows.append([tasks, tables.label(name), *cells])
     text = ["The same tasks, paired; greedy unless it says sampled; 95% intervals."]
     head = ["tasks", "", "without the adapter", "with it", "difference", "n"]
-    print("\n" + tables.markdown([tables.section("What was learnt", text, head, rows)]))
+    print("\n" + tables.markdown([tables.section("What was learned", text, head, rows)]))
 
 
 def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, list[int]]:

@@ -11,11 +11,11 @@ is not a number does, where it arises, before it can reach a checkpoint.
     stuck                groups_with_signal  5    one step that broke the policy: the rate again
     broken               format              3    the same, seen in replies that cannot be read
     no signal            groups_with_signal  10   a task that is too hard
-    few groups           groups_with_signal  30   the same, now and then right: nothing is learnt
+    few groups           groups_with_signal  30   the same, now and then right: nothing is learned
     solved               groups_with_signal  10   no illness: nothing is left to learn
     no gradient          grad_norm           10   a frozen adapter, gradient checkpointing
     noise, KL            entropy, kl_ref     3, 5 a learning rate that is too high
-    cut short            truncated           5    --max-tokens too small, or a stop token not learnt
+    cut short            truncated           5    --max-tokens too small, or no stop token learned
     errors               errors              3    a bug in the environment
     stop token           stop_trained        1    the end-of-turn token is masked
     sequence ratio       stretch             2    a reply's ratio is clipped as if it were a token's
@@ -71,7 +71,7 @@ SURE = 4.0  # standard errors; a test that is repeated needs more than 95%
 SURE_AT_END = 3.0  # ... in the final evaluation, which comes once
 MEASURABLE = 2.0  # ... that a 95% interval shows
 # Below this share of groups with a signal, the gradient is mostly noise. A guess: of the SmolLM2
-# runs that learnt sums, six had more and one had fewer; some that stood still had more, too.
+# runs that learned sums, six had more and one had fewer; some that stood still had more, too.
 FEW = 0.25
 SPENT = 0.02  # nats per token; below, a policy says only one thing
 # What a broken policy shows as well: these are not reported together with it.
@@ -273,11 +273,11 @@ def silent(lines: Lines) -> Symptoms | None:
         }
     if quiet(lines, FEWEST):
         top = solved(here) or at_its_best(here)
-        learnt = top and finite(here[:START], "reward").min() < end - 0.02
+        learned = top and finite(here[:START], "reward").min() < end - 0.02
         mean = last(here, "reward", FEWEST).mean()
         shown = "" if math.isnan(mean) else f" (mean {mean:.2f})"
         equal = f"in the last {FEWEST} updates every group's rewards were all equal{shown}"
-        return {"solved" if learnt else "no signal": equal}
+        return {"solved" if learned else "no signal": equal}
 
 
 def few_groups(lines: Lines, n: int = 30) -> Symptoms | None:
@@ -623,7 +623,7 @@ EVALUATED = [after_sft, after_grpo]
 def no_numbers(lines: Lines) -> dict[str, tuple[int, str]]:
     """As look_at: the first column that should be a number and is not.
 
-    If a norm never was a number but the run learns, the logger is at fault; if nothing is learnt,
+    If a norm never was a number but the run learns, the logger is at fault; if nothing is learned,
     the run is.
     The KL may be no number now and then, if a batch had nothing to average, but not at the end.
     """
@@ -639,7 +639,7 @@ def no_numbers(lines: Lines) -> dict[str, tuple[int, str]]:
 
 
 def entropy_collapse(lines: Lines) -> Symptoms | None:
-    """Entropy falls while a policy learns. Here it fell, and nothing was learnt in return.
+    """Entropy falls while a policy learns. Here it fell, and nothing was learned in return.
 
     A log may begin after the fall: then there is next to none from its first row on.
     """

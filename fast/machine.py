@@ -461,7 +461,7 @@ def here(cfg, policy: Policy) -> str:
 
 # What --model auto takes on a card of at least so many GiB: the model, and settings that make an
 # update of it fit, with vLLM (its share: fast/vllm_engine.py) or without. They change how an update
-# is computed and never what is learnt. All are computed from the models' shapes and none was
+# is computed and never what is learned. All are computed from the models' shapes and none was
 # measured; on an H200 a 4B took 42.4 GiB where 43.8 were computed (docs/hardware.md).
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 SMALLER, CHECKPOINTED = {"micro_tokens": 4096}, {"gradient_checkpointing": True}

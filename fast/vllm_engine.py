@@ -202,7 +202,7 @@ class VllmSampler:
         self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
         self.syncs, self.adapter = 0, None
         self.home = tempfile.TemporaryDirectory(prefix="picoswarm-")  # of adapters, two at a time
-        self.sync(0)  # the policy may have learnt something since its base weights were loaded
+        self.sync(0)  # the policy may have learned something since its base weights were loaded
 
     def sync(self, version: int = 0) -> None:
         """Sample from the policy's current weights from now on. CannotGoOn if vLLM refuses."""

@@ -61,7 +61,7 @@ ARM = {
     "seeds": 99,
     "worlds": [],
     "of": "",
-    "begun": 0,
+    "prefill": 0,
     "best_of": 1,
     "draws": 1,
     "player": "",
@@ -130,8 +130,8 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
     load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
     sampler, found = TorchSampler(policy), {}
     batches = [seeds]
-    if arm["begun"]:
-        sampler = Begun(sampler, arm["begun"])
+    if arm["prefill"]:
+        sampler = Prefilled(sampler, arm["prefill"])
         make_env = partial(sampler.watch, make_env)
         batches = [[number] for number in seeds]
     many = max(arm["best_of"], arm["draws"])
@@ -143,7 +143,7 @@ def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -
             return {"sampled": {"exact": digits(right)}}
         best = [max(group, key=lambda e: e.reward) for group in groups]
         found[how] = measured([{"reward": e.reward} | e.components for e in best])
-    if "moved" in table.measures and not arm["begun"]:
+    if "moved" in table.measures and not arm["prefill"]:
         found["sampled"]["moved"] = moved(policy, make_env, seeds, cfg.max_tokens)
     return found
 
@@ -181,7 +181,7 @@ async def ask(player: str, cfg: settings.Config, make_env: Callable, seeds: list
 
 
 @dataclass
-class Begun:
+class Prefilled:
     """A sampler that begins each reply with the first words of an expert that derives, so the habit
     is chosen for the base: the most that choosing one can bring. One episode at a time."""
 

@@ -37,12 +37,12 @@ INTERVAL = re.compile(
 )
 WAYS = ("greedy", "sampled")
 STAR = {
-    "what": "the right ones among the policy's samples, drawn anew in five rounds, imitated (STaR)"
+    "what": "the right ones among the policy's samples, resampled in five rounds, imitated (STaR)"
 }
 # Better names of arms. results/ keeps the name that lab/study.toml had when they ran.
 LABELS = {
     ("letters", "selection"): {
-        "what": "RL without a baseline (REINFORCE on right answers), drawn anew in every update"
+        "what": "RL without a baseline (REINFORCE on right answers), resampled in every update"
     },
     ("letters", "chance"): {
         "what": "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves "
@@ -54,7 +54,7 @@ LABELS = {
     ("recipe", "rank_1"): {"what": "LoRA of rank 1 (SFT, too)"},
     ("recipe", "all_weights"): {"what": "all weights (SFT, too)"},
     ("real", "own"): {
-        "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), drawn anew "
+        "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), resampled "
         "in every update"
     },
     ("real", "way_start"): {
@@ -275,7 +275,7 @@ def each_seed(measure: str, how: str, form: str, scale: float = 1, middle=np.mea
 def rate(arm: dict) -> str:
     """The learning rate that was best on development tasks; es.json's is a step along noise."""
     find = lambda flag: re.findall(rf"--{flag} (\S+)", arm["settings"])
-    rates = find("lr") or find("sft-lr")  # the latter if it learnt by SFT alone
+    rates = find("lr") or find("sft-lr")  # the latter if it learned by SFT alone
     if not rates:
         return ""
     return f"{rates[-1]} (step)" if arm["name"] == "es" else rates[-1]
@@ -318,7 +318,7 @@ def passed(stage: str) -> Cell:
 def bases() -> Iterable[dict]:
     """Each base in both decodings, with [seeds][tasks] of its arms."""
     data = read("bases")
-    names = ("base", "begun", "grpo", "sft_derives", "no_think")
+    names = ("base", "prefilled", "grpo", "sft_derives", "no_think")
     for base, how in product(data["bases"], WAYS):
         row = {name: scores(data["arms"][f"{base}_{name}"], how=how) for name in names}
         derives = np.mean(scores(data["arms"][f"{base}_base"], "habit_derives", how))
@@ -432,7 +432,7 @@ LENGTHS = {
     "star": "tier 7, STaR",
     "rft": "tier 7, RFT",
     "tier6": "stays on tier 6",
-    "begun": "begun",
+    "prefilled": "prefilled",
     "base": "the base",
 }
 
@@ -465,7 +465,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "arm": "{what}",
             "seeds": seeds,
             "exactly right": exact(),
-            "GRPO minus this": gain("grpo", but=("begun", "best_of", "base")),
+            "GRPO minus this": gain("grpo", but=("prefilled", "best_of", "base")),
             "work": work,
         },
     ),
@@ -577,8 +577,8 @@ TABLES: dict[str, Callable[[], str]] = {
             rft="RFT: samples of the warm-up, drawn once, the right ones imitated",
             star="STaR: the same in five rounds, each with new samples",
             frozen="frozen GRPO: samples of the warm-up, drawn once, compared with their group",
-            selection="REINFORCE: right ones alone, drawn anew in every update",
-            grpo="GRPO: anew, and compared with their group",
+            selection="REINFORCE: right ones alone, resampled in every update",
+            grpo="GRPO: resampled in every update, and compared with their group",
             sft_derives="imitation of 100 demonstrations that spell",
         ),
         {
@@ -591,15 +591,15 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "why_longer": lambda: made(  # the same where the base's own derivations fall short
         [
-            *stages("longer", begun="the base, with the first tokens of a derivation given"),
+            *stages("longer", prefilled="the base, given the first two letters of the spelling"),
             *beside(
                 "tier7_swept",
                 stages(
                     "longer",
                     rft="RFT: samples of the base, drawn once, the right ones imitated",
                     star="STaR: five rounds, each with new samples, the right ones imitated",
-                    positives="REINFORCE: right ones alone, drawn anew in every update",
-                    tier7="GRPO at its default rate: drawn anew, and compared with their group",
+                    positives="REINFORCE: right ones alone, resampled in every update",
+                    tier7="GRPO at its default rate",
                     tier7_swept="GRPO at the best of four rates",
                 ),
             ),
@@ -636,13 +636,13 @@ TABLES: dict[str, Callable[[], str]] = {
         differences(
             "why_swarm",
             (
-                "the best quarter drawn anew in every update, minus drawn once",
+                "the best quarter resampled in every update, minus drawn once",
                 "cloning_again",
                 "cloning",
                 "medium",
             ),
             ("the same in five rounds, minus drawn once", "star", "cloning", "medium"),
-            ("anew in every update, minus in five rounds", "cloning_again", "star", "medium"),
+            ("in every update, minus in five rounds", "cloning_again", "star", "medium"),
         ),
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
@@ -659,13 +659,13 @@ TABLES: dict[str, Callable[[], str]] = {
             "right, sampled": exact("sampled"),
             "moved, nats: mean of each seed": each_seed("moved", "sampled", ".1f"),
             "median": each_seed("moved", "sampled", ".1f", middle=np.median),
-            "alphabet begun, greedy": lambda arm: exact()(arm["others"][f"{arm['name']}_old"]),
+            "alphabet prefilled, greedy": lambda arm: exact()(arm["others"][f"{arm['name']}_old"]),
             "this minus the base": forgotten("greedy"),
             "the same, sampled": forgotten("sampled"),
         },
     ),
     "razor_old": lambda: table(
-        "alphabet begun, 3 seeds | greedy | sampled",
+        "alphabet prefilled, 3 seeds | greedy | sampled",
         differences(
             "razor",
             ("GRPO at 3e-4 minus GRPO at 1e-3", "grpo_slow_old", "grpo_old", "alphabet"),
@@ -836,21 +836,21 @@ TABLES: dict[str, Callable[[], str]] = {
         {
             "base": "{what}",
             "decoding": "{how}",
-            "derives": "{derives:.1%}",
+            "spells": "{derives:.1%}",
             "before": lambda row: percent(row["base"]),
-            "begun for it": lambda row: percent(row["begun"]),
+            "prefilled": lambda row: percent(row["prefilled"]),
             "after GRPO": lambda row: f"**{percent(row['grpo'])}**",
-            "GRPO minus begun": lambda row: less(row["grpo"], row["begun"]).points(),
-            "after SFT that derives": lambda row: percent(row["sft_derives"]),
+            "GRPO minus prefilled": lambda row: less(row["grpo"], row["prefilled"]).points(),
+            "after SFT that spells": lambda row: percent(row["sft_derives"]),
             "GRPO minus SFT": lambda row: less(row["grpo"], row["sft_derives"]).points(),
             "GRPO, no thinking": lambda row: percent(row["no_think"]),
         },
     ),
-    "bases_tally": lambda: made(  # how often a base derives when sampled, how often that is right
+    "bases_tally": lambda: made(  # how often a base spells when sampled, how often that is right
         [{"what": "pico_base"} | read("bases")["pico_base"], *read("bases")["bases"].values()],
         {
             "base, sampled": "{what}",
-            "derives": "{often:.1%}",
+            "spells": "{often:.1%}",
             "of these right": lambda base: share(base["right"], base["n"]) if base["n"] else "",
             "n": "{n}",
         },
@@ -936,14 +936,14 @@ TABLES: dict[str, Callable[[], str]] = {
 def alphabet_also() -> dict[str, str]:
     """What else the page says, all of it sampled."""
     data = read("alphabet")
-    begun, derives = arms("alphabet", "begun", "sft_derives")
+    prefilled, derives = arms("alphabet", "prefilled", "sft_derives")
     reward_gain, perfect_gain = (gain("grpo", m, "sampled") for m in ("reward", "exact"))
     published = metrics.mean(np.mean(data["published"], axis=0))  # three like replies to a list
     return {
         "perfect where the base takes up the method by itself": share(**data["alone"]),
-        "perfect with its derivation begun": exact("sampled")(begun),
-        "GRPO minus begun, mean reward": reward_gain(begun),
-        "GRPO minus begun, perfect": perfect_gain(begun),
+        "perfect, prefilled": exact("sampled")(prefilled),
+        "GRPO minus prefilled, mean reward": reward_gain(prefilled),
+        "GRPO minus prefilled, perfect": perfect_gain(prefilled),
         "GRPO minus SFT that derives, mean reward": reward_gain(derives),
         "GRPO minus SFT that derives, perfect": perfect_gain(derives),
         "the published run, mean reward over its 20 lists": published.text(),

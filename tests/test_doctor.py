@@ -58,7 +58,7 @@ ILL = [
     ("no gradient", {"grad_norm": half(0.1, 0)}, 25, "enable_input_require_grads"),
     (
         "broken",
-        {"format": np.repeat([0.02, 0.95, 0.02], [5, 15, 10])},  # learnt, and lost again
+        {"format": np.repeat([0.02, 0.95, 0.02], [5, 15, 10])},  # learned, and lost again
         23,
         "learning rate",
     ),
@@ -104,7 +104,7 @@ def test_a_symptom_is_told_when_it_is_there(symptom, values, update, names):
         {"entropy": half(0.05, 0.4)},  # eight times as much, and still sure of itself
         {"entropy": half(2.0, 4.0)},  # it has always been like this
         {"truncated": half(0.0, 0.5)},
-        {"format": half(0.06, 0.0)},  # it was never learnt
+        {"format": half(0.06, 0.0)},  # it was never learned
         {"groups_with_signal": np.full(30, 0.2)},  # few, and the reward rises
         {"errors": half(0, 1)},  # 1 of 65 may happen
         {"reward": np.full(30, 0.3)},
@@ -215,7 +215,7 @@ MISSING = {"missing": {"0": "it raised"}} | {name: SFT[name][1:] for name in ("e
         # four tasks show nothing, nor its absence
         ([evaluation("before", 0, 0.45, n=4), evaluation("after_sft", 0, 0.45, n=4)], 50),
         ([evaluation("before", 0, 0.45), SFT], 0),  # there was none
-        ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], 50),  # it has learnt to think
+        ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], 50),  # it has learned to think
         # a task without a result is left out of both
         ([BEFORE, SFT, evaluation("final", 30, 0.37, n=N - 1) | MISSING], 50),
         # sure, and too small to act on

@@ -156,7 +156,7 @@ def test_the_interval_is_over_tasks_because_episodes_of_one_task_are_alike():
         ([[1, 1]] * 15 + [[0, 1]], "1 of 16 groups have a signal, and the tasks are solved"),
     ],
 )
-def test_a_first_batch_says_what_could_be_learnt(groups, verdict):
+def test_a_first_batch_says_what_could_be_learned(groups, verdict):
     said = {"role": "assistant", "content": "<answer>7</answer>"}
     played = [[episode(float(r), exact=float(r), format=1.0) for r in g] for g in groups]
     broken = [episode(stop="error")] * 2  # counts nowhere

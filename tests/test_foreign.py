@@ -429,12 +429,12 @@ def test_a_symptom_is_told_and_its_healthy_twin_is_not(symptom, sick, well):
 
 
 def test_what_is_solved_is_no_alarm_but_a_reward_that_pays_everything_is():
-    learnt, late = np.minimum(1, 2 * RISES + 0.3), {SIGNAL: half(0.2, 1)}
-    two = {FORMAT: learnt, GOAL: learnt, "reward": 2 * learnt, **late}  # on a scale of its own
-    for solved in ({"reward": learnt, **late}, two):
+    learned, late = np.minimum(1, 2 * RISES + 0.3), {SIGNAL: half(0.2, 1)}
+    two = {FORMAT: learned, GOAL: learned, "reward": 2 * learned, **late}  # on a scale of its own
+    for solved in ({"reward": learned, **late}, two):
         found = ask(made_up(solved))
         assert found["symptoms"] == [] and "solved, so no illness" in found["notes"][0]
-    alone = told(made_up(two | {"reward": learnt, GOAL: 0.0}))  # the format was learnt
+    alone = told(made_up(two | {"reward": learned, GOAL: 0.0}))  # the format was learned
     assert {"no signal", "pays something else"} == set(alone)
     assert told(made_up({"reward": 1.0, SIGNAL: 1.0})) == ["no signal"]
 

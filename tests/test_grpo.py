@@ -463,7 +463,7 @@ def test_the_gradient_is_clipped_to_its_norm(policy):
 
 
 @pytest.mark.parametrize("why", ["all rewards equal", "all in error"])
-def test_where_nothing_can_be_learnt_nothing_happens(policy, rows_seen, why):
+def test_where_nothing_can_be_learned_nothing_happens(policy, rows_seen, why):
     groups = make_groups(policy, [[0.1] * 3] * 2 if why == "all rewards equal" else REWARDS)
     for e in sum(groups, []):
         e.stop_reason = "error" if why == "all in error" else "done"

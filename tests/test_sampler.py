@@ -253,7 +253,7 @@ def test_out_of_memory_costs_the_kept_caches_and_then_rows_and_changes_no_sample
         for a, b in zip(sum(got, []), sum(expected, [])):
             assert (a.token_ids, a.cache) == (b.token_ids, None)
     assert tried[:2] == [(7 * k, True), (7 * k, False)]
-    assert max(tried[len(tried) // 2 :]) <= (room, False)  # it has learnt how much fits
+    assert max(tried[len(tried) // 2 :]) <= (room, False)  # it has learned how much fits
 
 
 def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):

@@ -37,7 +37,7 @@ def test_few_updates_are_never_called_settled():
         assert not settled.trend(np.random.default_rng(seed).normal(0.5, 0.1, 30)).settled
 
 
-def test_a_run_that_has_learnt_is_called_settled_near_its_level():
+def test_a_run_that_has_learned_is_called_settled_near_its_level():
     for seed in range(3):
         rewards = learning(seed, 220)
         stop = first_settled(rewards)

@@ -160,7 +160,7 @@ def test_a_scenario_that_failed_ends_the_arm_with_a_sentence(tmp_path, monkeypat
         play_in_place(tmp_path, f"any@{url}")
 
 
-# ------------------------------------------------------------------------------- replies begun
+# ---------------------------------------------------------------------------- replies prefilled
 ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, style="states")
 
 
@@ -174,7 +174,7 @@ ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, st
 def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(
     pico, make_env, words, size
 ):
-    sampler = study.Begun(TorchSampler(pico), words)
+    sampler = study.Prefilled(TorchSampler(pico), words)
     (((episode,),)) = play(pico, sampler, partial(sampler.watch, make_env), [5], 1, size, 0.0, 0)
     game = make_env(style="derives") if make_env is ALPHABET else make_env()
     game.style = "derives"

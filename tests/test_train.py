@@ -144,7 +144,7 @@ def test_saved_episodes_are_whole_groups_with_a_number_for_every_sampled_token(w
 def test_the_seed_matters(whole, tmp_path):
     other = whole_run(tmp_path, "other", *ONE_TIER, "--seed", 1)
     assert timeless(other / "metrics.jsonl") != timeless(whole / "metrics.jsonl")
-    # The development tasks stay the same: the base is evaluated on them before anything is learnt.
+    # The development tasks stay the same: the base is evaluated on them before anything is learned.
     assert lines(other / "evals.jsonl")[0] == lines(whole / "evals.jsonl")[0]
 
 

@@ -15,11 +15,11 @@ right, greedy), and there is little left to find by thinking.
 
 How often a habit is shown and how often the base is to say it are two numbers, `shown` and
 `wanted`: the first three tokens of a conversation's first reply, where the habit is decided, weigh
-wanted / shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has to be
+wanted / shown. All others weigh 1, so the skill is learned from all that is shown; in swarm, what has to be
 copied weighs more (pad_rows).
 
 In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode
-mixes them in shares of its own, so the base has learnt that how one has played says how one will
+mixes them in shares of its own, so the base has learned that how one has played says how one will
 play: its episodes differ, and by more than luck. That is what a group of episodes needs to tell
 good from bad.
 """
