@@ -283,9 +283,8 @@ def grow_together(table: Table, arms, seeds: int, workers: int) -> None:
     """All arms at once, in so many processes; runs of the first arms start first."""
     spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a fork
     with ProcessPoolExecutor(workers, spawn) as pool, ThreadPoolExecutor(len(arms)) as threads:
-        results = [threads.submit(table.grow, arm, seeds, pool.map) for arm in arms]
-        for result in results:
-            result.result()  # raises what the arm's thread raised
+        # list waits for all, and raises what an arm's thread raised
+        list(threads.map(lambda arm: table.grow(arm, seeds, pool.map), arms))
 
 
 def main(
