@@ -265,10 +265,9 @@ def alphabet_reply(task: alphabet.Task, turn: int, habit: str) -> str:
     """What the base says in a turn: the right algorithm, or a shortcut in the right format."""
     if habit == "derives":
         return alphabet.write_reply(task, turn, "derives")
-    names = [name for part in task.turns[: turn + 1] for name in part]
+    names = alphabet.names_so_far(task, turn)
     names = names if habit == "given" else sorted(names)
-    marked = [n + alphabet.NEW if turn and n in task.turns[turn] else n for n in names]
-    block = alphabet.write_block(marked, turn)
+    block = alphabet.write_block(alphabet.mark_new(names, task, turn), turn)
     sorting = f"<think>\nLet me sort the names by {task.by} name.\n</think>\n"
     return block if habit == "given" else sorting + block
 
