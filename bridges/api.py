@@ -142,10 +142,11 @@ async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, in
             fields["max_completion_tokens"] = refused
         if name == "tools":
             messages = in_plain_words(talk, refused, QWEN)
-    request = {"model": end.cfg.model, "messages": messages, "extra_body": fields}
     try:
         async with asyncio.timeout(SECONDS):
-            response = await end.client.chat.completions.with_raw_response.create(**request)
+            response = await end.client.chat.completions.with_raw_response.create(
+                model=end.cfg.model, messages=messages, extra_body=fields
+            )
     except (openai.BadRequestError, openai.UnprocessableEntityError) as refusal:
         if adapt(end, fields, refusal):
             return await ask(end, talk, env)
@@ -227,10 +228,9 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
     if content is None and not (calls or thought or cut):
         raise ValueError("an answer whose message is empty (content is null)")
     end.spent.update(spent, answers=1)
-    back = {"role": "assistant", "content": content or ""}
     # DeepSeek and Kimi refuse a call that comes back without the thinking before it
-    kept = ("reasoning_content", "reasoning") if calls else ()
-    back |= {"tool_calls": calls} if calls else {}
+    kept = ("tool_calls", "reasoning_content", "reasoning") if calls else ()
+    back = {"role": "assistant", "content": content or ""}
     back |= {name: message[name] for name in kept if message.get(name) is not None}
     return text, back, cut, spent["completion_tokens"]
 
