@@ -331,9 +331,12 @@ def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
     Fixed settings: {flag: value} of what was typed (even if it is the default), or set
     by a preset or by the caller of train(). "auto" and None leave the choice open.
     """
-    defaults, values = vars(Config()), sorted(vars(cfg).items())
-    chosen = [(x, y) for x, y in values if x in typed or y != defaults[x]]
-    fixed = {x: y for x, y in chosen if y not in ("auto", None)}
+    defaults = vars(Config())
+    fixed = {
+        x: y
+        for x, y in sorted(vars(cfg).items())
+        if (x in typed or y != defaults[x]) and y not in ("auto", None)
+    }
     return cfg.model, cfg.env, cfg.device, fixed
 
 
