@@ -178,7 +178,8 @@ def in_plain_words(messages: list[dict], tools, template: Template) -> list[dict
     given = list(messages)
     if tools:
         shown = TOOLS_AS_TEXT.format(tools="\n".join(map(json.dumps, tools)))
-        given.insert(given[0]["role"] == "system", {"role": "system", "content": shown})
+        at = 1 if given[0]["role"] == "system" else 0
+        given.insert(at, {"role": "system", "content": shown})
     plain = []
     for message in given:
         role, content = message["role"], message["content"]
@@ -196,7 +197,7 @@ def about(tokenizer, today: str) -> str:
     """One line on how a template is handled. today: the date, if it writes one."""
     found, eos = read_template(tokenizer), tokenizer.eos_token
     end = eos if found.end is None else tokenizer.decode([found.end])
-    done = {
+    notes = {  # {what is done about it: is it needed?}
         f"a turn ends with {end}, and not with {eos}": end != eos,
         "the prompt opens <think>, so replies begin inside it": found.opens != "",
         "it leaves out tools or their results, or wants calls in another form than "
@@ -207,8 +208,8 @@ def about(tokenizer, today: str) -> str:
         ),
         f"it writes the date: {today} in this run": found.dated,
     }
-    told = [sentence for sentence, so in done.items() if so]
-    return f"chat template: {'; '.join(told) or 'as it is'}"
+    needed = [note for note, is_needed in notes.items() if is_needed]
+    return f"chat template: {'; '.join(needed) or 'as it is'}"
 
 
 # ------------------------------------------------------------ messages -> token ids
@@ -243,7 +244,7 @@ def render(policy, messages: list[dict], tools, think: bool) -> str:
         ) from None
     if opened_thought(text) and not think:
         raise ValueError(
-            f"{whose} opens <think> also if told not to; leave --no-think out, "
+            f"{whose} opens <think> even if told not to; leave --no-think out, "
             "or take another model"
         )
     # The assistant's messages are not checked: a template may leave out its earlier

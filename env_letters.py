@@ -31,8 +31,8 @@ and three attributes:
 
     think                                   may a reply think?
     tools                                   JSON schemas, or None
-    max_turns                               the largest number of replies. Optional;
-                                            with 1 nothing is kept for a next turn
+    max_turns                               the most replies of an episode. Optional;
+                                            with 1 the sampler keeps no cache
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on

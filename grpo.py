@@ -455,7 +455,7 @@ def kl_to_reference(
         return torch.zeros_like(output.logprobs)
     with torch.no_grad(), with_weights(policy, reference):
         ref_output = backend.forward(
-            policy, batch.ids, batch.mask, cfg.temperature, logits=False
+            policy, batch.ids, batch.mask, cfg.temperature, need_logits=False
         )
     return k3(output.logprobs, ref_output.logprobs)
 
@@ -505,7 +505,9 @@ def teacher_advantages(
         batch = collate(part, teacher.tokenizer.pad_token_id, teacher.device)
         ids, mask = batch.ids, batch.mask  # [N, T], [N, T-1]
         with torch.no_grad():
-            judged = backend.forward(teacher, ids, mask, cfg.temperature, logits=False)
+            judged = backend.forward(
+                teacher, ids, mask, cfg.temperature, need_logits=False
+            )
         gaps = judged.logprobs - batch.sampler_logprobs  # [M]
         for e, gap in zip(part, gaps.split([e.reply_tokens for e in part])):
             e.advantages = gap.tolist()

@@ -249,14 +249,21 @@ class Output:
     # The next three are for losses, and have gradients. A fast forward pass returns
     # them only if it is asked for logits (grpo.LossRule.needs_logits).
     entropy: torch.Tensor | None = None  # [M]
-    logits: torch.Tensor | None = None  # [M, V]
+    logits: torch.Tensor | None = None  # [M, V], divided by the temperature
     hidden: torch.Tensor | None = None  # [M, D], what the logits are computed from
 
 
 def plain_forward(
-    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0, logits=True
+    policy: Policy,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    temperature: float = 1.0,
+    need_logits: bool = True,
 ) -> Output:
     """The log-prob of every token that the mask picks, with entropy and logits.
+
+    A faster forward pass leaves the logits out unless need_logits is set; this one has
+    them anyway.
 
     ids [N, T], right-padded. mask [N, T-1]: mask[:, t] picks token t+1, which position
     t predicts. It picks M = mask.sum() tokens, row after row. All but entropy_for_log
@@ -308,7 +315,7 @@ class Backend:
     The defaults are for one process and plain torch; train.py hands in faster ones.
     """
 
-    # (policy, ids, mask, temperature, logits) -> Output; logits: are they needed?
+    # (policy, ids, mask, temperature, need_logits) -> Output
     forward: Callable[..., Output] = plain_forward
     shares_prompts: bool = False  # does forward run a prompt once for all its rows?
     # With several processes: picks this process's share of the episodes.

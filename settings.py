@@ -80,7 +80,7 @@ class Config:
     # lends the trainer memory, and costs seconds
     vllm_sleep: bool = True
     # vLLM compiles nothing and captures no CUDA graphs: it starts sooner and samples
-    # slower. A mistake that goes away with it lies in what was compiled or captured
+    # slower. If a bug goes away with it, compilation or graph capture causes it
     vllm_eager: bool = False
     threads: int = 0  # CPU threads; 0: as many as there are free cores
     # on a CPU: float32, or bfloat16 for a wide model, which is faster if the processor
@@ -98,8 +98,8 @@ class Config:
 
     # batches that GRPO samples and trains on; by model size and environment
     updates: int | None = None
-    # end before --updates once so many tokens were sampled, so that the arms of a
-    # comparison sample equally many; 0: no limit
+    # stop before --updates once this many tokens have been sampled, so that runs that
+    # are compared sample equally many; 0: no limit
     sampled_tokens: int = 0
     # after --updates, go on until the training reward has settled (see
     # bookkeeping/settled.py), but not beyond --max-updates. The learning rate stays at
@@ -112,8 +112,8 @@ class Config:
     k: int | None = None
     # reinforce, grpo, dr_grpo, dapo, gspo, cispo, maxrl or dppo (grpo.LOSSES)
     loss: str = "grpo"
-    # what a reward is compared with: group, batch or none; best: the best quarter of a
-    # group, with all that tie, counts 1 and the rest 0 (all 0 if all are equal)
+    # what a reward is compared with: group, batch or none. best: the best quarter of a
+    # group, ties included, gets 1 and the rest 0 (if all are equal, all get 0)
     baseline: str = "group"
     # divide advantages by the group's standard deviation (maxrl by its mean, dr_grpo
     # and --baseline none and best never)
@@ -141,11 +141,11 @@ class Config:
     async_rollouts: int = 0
     # 0: the lag of --async-rollouts is fixed. Above 0, with --async-rollouts 1: the
     # second process never waits, and batches more than so many updates old are dropped.
-    # The lag depends on speed then, so no such run can be repeated to the bit
+    # The lag then depends on speed, so such a run is not reproducible to the bit
     max_staleness: int = 0
-    # the sampler gets new weights every so many updates. 1: online. A fifth of all
-    # updates: five rounds (STaR). As many as all: it keeps its first weights (RFT, if
-    # also --loss reinforce --baseline none --importance none)
+    # updates from one copy of the weights to the sampler to the next. 1: online. A
+    # fifth of --updates: five rounds (STaR). All of --updates: the sampler keeps its
+    # first weights (RFT, if also --loss reinforce --baseline none --importance none)
     sync_every: int = 1
     # padded tokens per forward pass: changes memory use, never the gradient; by free
     # memory
@@ -254,8 +254,8 @@ LONGEST = {  # tokens of a reply
 }
 # swarm's error_penalty for a small model, which makes an error in one call of twelve
 # while it samples. Without a penalty, a run that posted trades ended with 36% errors.
-# With 0.67 or more, trying to accept a fair offer does not pay for a policy that errs
-# as often as the base does. (Measured at commit 22b9273.)
+# At 0.67 or more, a policy that errs as often as the base loses by trying to accept a
+# fair offer. (Measured at commit 22b9273.)
 SMALL_ERROR_PENALTY = 0.5
 
 # Other people's published runs, as far as they are described, but with a model that

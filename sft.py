@@ -143,7 +143,7 @@ def sft_step(
     for indices in split_by_tokens(mine, micro_tokens):
         part = [mine[i] for i in indices]
         batch = collate(part, policy.tokenizer.pad_token_id, policy.device)
-        output = backend.forward(policy, batch.ids, batch.mask, logits=False)
+        output = backend.forward(policy, batch.ids, batch.mask, need_logits=False)
         loss = -output.logprobs.sum() / n
         loss.backward()  # gradients of the parts add up
         total += loss.item()

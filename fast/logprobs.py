@@ -204,9 +204,9 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0):
     return logprobs, entropies.detach()
 
 
-def forward(policy: Policy, ids, mask, temperature: float = 1.0, logits: bool = False) -> Output:
+def forward(policy: Policy, ids, mask, temperature=1.0, need_logits: bool = False) -> Output:
     """policy.plain_forward, fast. A loss that reads the logits gets the plain way itself."""
-    if logits:
+    if need_logits:
         return plain_forward(policy, ids, mask, temperature)
     return Output(*token_logprobs(policy, ids, mask, temperature))
 

@@ -615,11 +615,15 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "why_swarm": lambda: made(  # is it the comparison, or would keeping the good episodes do?
-        beside(
-            "grpo",
-            arms("why_swarm", "cloning", "star", "cloning_again", "reinforce", "grpo"),
-            "reward",
-        ),
+        [
+            *beside(
+                "grpo",
+                arms("why_swarm", "cloning", "star", "cloning_again", "reinforce", "grpo"),
+                "reward",
+            ),
+            # no rival: without a difference, and not among the comparisons that Holm counts
+            *(row | {"greedy": "", "sampled": ""} for row in arms("why_swarm", "start")),
+        ],
         {
             "swarm, medium, 3 seeds": "{what}",
             "rate": rate,
