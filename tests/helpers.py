@@ -40,10 +40,19 @@ def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))
 
 
-def assert_one_sentence(error: pytest.ExceptionInfo) -> None:
-    """It is told in one line of a sentence's length."""
-    text = str(error.value)
+def refusal(error: type[BaseException], call, *given, **named) -> str:
+    """What a call says that ends with this error: one line of a sentence's length."""
+    with pytest.raises(error) as caught:
+        call(*given, **named)
+    text = str(caught.value)
     assert "\n" not in text and 20 < len(text) < 400, text
+    return text
+
+
+def put(monkeypatch, place, **values) -> None:
+    """Names of a module or a class that have other values until the test ends."""
+    for name, value in values.items():
+        monkeypatch.setattr(place, name, value)
 
 
 def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
@@ -75,6 +84,5 @@ def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:
     them. samples/: short logs in the other formats. docs/trust.md (Older evidence) says what made them.
     cases/: logs made up after public reports. ours/: metrics.jsonl of our own runs at 22b9273.
     """
-    packed = (ROOT / "tests" / "doctor_logs.json.gz").read_bytes()
-    pack = json.loads(gzip.decompress(packed))
+    pack = json.loads(gzip.decompress((ROOT / "tests" / "doctor_logs.json.gz").read_bytes()))
     return pack["arms"], {name: log.encode() for name, log in pack["logs"].items()}

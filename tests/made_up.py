@@ -38,12 +38,11 @@ CONFIG = {
 
 
 def state(updates: int, **changes) -> dict:
-    seconds = {"total": 600.006, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0}
     return {
         "updates": updates,
         "sft": {"loss_first": 3.25, "loss_last": 0.5},
         "warnings": {},
-        "seconds": seconds,
+        "seconds": {"total": 600.006, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0},
         "tokens": {"sampled": 1234567, "trained": 765432},
     } | changes
 
@@ -94,19 +93,17 @@ def letters(folder: Path, lines: list[dict], shares=(0.0, 0.3, 0.75)) -> Path:
     folder.mkdir(parents=True)
     rng, evals = np.random.default_rng(0), []
     hard = {tier: rng.random(N) for tier in TIERS}  # the same tasks every time
-    stages = zip((0, 0, len(lines)), ("before", "after_sft", "final"), shares)
-    for update, stage, share in stages:
+    for update, stage, share in zip((0, 0, len(lines)), ("before", "after_sft", "final"), shares):
         for tier in TIERS:
             right = hard[tier] + rng.normal(0, 0.05, N) < share * (1.0 if tier == 6 else 0.5)
             exact = (right & (share > 0)).astype(float)
-            reward = np.maximum(exact, 0.1 * rng.integers(0, 5, N))
             evals.append(
                 {
                     "update": update,
                     "stage": stage,
                     "tasks": f"tier {tier}",
                     "trained": tier == 6,
-                    "reward": reward.tolist(),
+                    "reward": np.maximum(exact, 0.1 * rng.integers(0, 5, N)).tolist(),
                     "exact": exact.tolist(),
                     "format": exact.tolist(),
                     "reply_tokens": rng.integers(5, 320, N).tolist(),

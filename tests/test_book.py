@@ -59,8 +59,7 @@ def test_a_command_of_the_pages_can_be_given(command):
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_is_there_and_its_tables_are_whole(page):
     text, folder = re.sub(r"```.*?```", "", TEXT[page], flags=re.S), (ROOT / page).parent
-    today = OLD.sub("", text)
-    for words in map(str.split, re.findall(r"`python\s([^`]*)`", today)):
+    for words in map(str.split, re.findall(r"`python\s([^`]*)`", OLD.sub("", text))):
         file = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
         assert file in ("FILE", "room/file.py", "pytest.py") or (ROOT / file).exists(), words
     for alt, link in re.findall(r"!?\[([^\]]*)\]\((?!http)([^)\s]+)\)", text):
@@ -151,8 +150,7 @@ FILES = {file for file in LISTED if re.fullmatch(ROOMS, file)} - OTHERWISE.keys(
 @pytest.mark.parametrize("file", sorted(f for f in FILES if "__main__" in (ROOT / f).read_text()))
 def test_every_file_shows_itself(file):
     """Each has asserts of its own in addition to what it prints."""
-    words = ["-m", file.removesuffix(".py").replace("/", ".")] if "/" in file else [file]
-    done = run(words)
+    done = run(["-m", file.removesuffix(".py").replace("/", ".")] if "/" in file else [file])
     assert done.returncode == 0, done.stderr[-800:]
     assert len(done.stdout) > (60 if "/" in file else 150)  # chapters show more
 
@@ -228,8 +226,7 @@ def test_the_critic_of_the_fork_page_learns_beside_the_policy(load):
 
 @pytest.mark.parametrize("change", [c for c in CHANGES if " LOSSES = {" in c])
 def test_the_demo_shows_a_loss_of_the_fork_page_beside_the_others(change, capsys):
-    code = changed(change, (ROOT / "grpo.py").read_text(encoding="utf8"))
-    exec(code, {"__name__": "__main__"})
+    exec(changed(change, (ROOT / "grpo.py").read_text(encoding="utf8")), {"__name__": "__main__"})
     new = re.search(r'^\+    "(\w+)"', change, re.M)[1]
     shown = re.findall(r"^(\w+) +(?:none|[\d. ]+) +[+-]", capsys.readouterr().out, re.M)
     assert shown.count(new) == shown.count("grpo") == 2

@@ -3,7 +3,6 @@
 end. vLLM is a stand-in here, and so is the card: `make test-vllm` has the real one, on a CPU.
 """
 
-import importlib.util
 import subprocess
 import sys
 import sysconfig
@@ -15,9 +14,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from bookkeeping import refusals
 from fast import ahead, machine, vllm_engine
 from fast.sampler import TorchSampler
+from helpers import refusal
 from settings import Config
 
 CHOSEN = partial(Config, max_tokens=64)
@@ -64,9 +63,7 @@ def test_what_vllm_lacks_to_compile_is_said_before_it_starts(
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
         (tmp_path / "Python.h").unlink()
-    with pytest.raises(machine.CannotGoOn) as caught:
-        vllm_engine.VllmSampler(on_a_card(tiny))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert told in refusal(machine.CannotGoOn, vllm_engine.VllmSampler, on_a_card(tiny))
     assert not llm.called
 
 
@@ -95,14 +92,11 @@ def test_where_vllm_cannot_start_auto_goes_on_and_says_why_and_vllm_refuses(
     start = vllm_engine.load_engine
     card = on_a_card(tiny)
     monkeypatch.setattr(vllm_engine, "load_engine", lambda policy, *given: start(card, *given))
-    sampler = ahead.make_sampler(CHOSEN(), tiny)
-    assert isinstance(sampler, TorchSampler)
+    assert isinstance(ahead.make_sampler(CHOSEN(), tiny), TorchSampler)
     reason, *_ = capsys.readouterr().out.splitlines()
     assert reason.startswith("our own sampler takes vLLM's place: ") and told in reason
-    with pytest.raises(SystemExit) as caught:
-        ahead.make_sampler(CHOSEN(engine="vllm"), tiny)
-    said = str(caught.value)
-    assert said.startswith("--engine vllm: ") and told in said and "\n" not in said
+    said = refusal(SystemExit, ahead.make_sampler, CHOSEN(engine="vllm"), tiny)
+    assert said.startswith("--engine vllm: ") and told in said
     assert said.endswith("; else take --engine torch")
 
 
@@ -114,13 +108,6 @@ def test_vllm_need_not_have_flashinfer_and_eager_compiles_nothing(tiny, vllm, mo
     vllm(lambda **how: seen.append((how["enforce_eager"], vllm_engine.os.environ.get(name))))
     vllm_engine.load_engine(on_a_card(tiny), 0.3, 0, True, 100, eager)
     assert seen == [(eager, "0")]
-
-
-def test_vllm_that_is_not_there_is_said_before_a_model_is_fetched(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--engine vllm: vLLM is not installed; .*gpu.txt"):
-        refusals.check(Config(engine="vllm"))
-    refusals.check(Config())
 
 
 # What fits a card: (parameters, layers) of two Qwen3 models, all with 8 heads of 128 channels.

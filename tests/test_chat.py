@@ -35,8 +35,7 @@ def family(request, pico):
     tokenizer.add_tokens([AddedToken(name, special=True) for name in sorted(names)])
     tokenizer.chat_template, tokenizer.eos_token = source + facts.get("behind", ""), facts["eos"]
     if other := facts.get("tool_use"):
-        named = {"default": source, "tool_use": FAMILIES[other]["template"]}
-        tokenizer.chat_template = named
+        tokenizer.chat_template = {"default": source, "tool_use": FAMILIES[other]["template"]}
     stops = frozenset([tokenizer.eos_token_id, read_template(tokenizer).end])
     return facts, replace(pico, tokenizer=tokenizer, stop_ids=stops, name=request.param)
 

@@ -8,7 +8,7 @@ import torch
 
 from bookkeeping.folder import find_checkpoint, load_checkpoint, save_checkpoint
 from fast.logprobs import token_logprobs
-from helpers import assert_one_sentence, random_rows, write_folder
+from helpers import random_rows, refusal, write_folder
 from policy import load_policy
 
 
@@ -105,9 +105,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, 
     (folder / name).unlink()
     if harmed:
         (folder / name).write_bytes(harmed(saved[name]))
-    with pytest.raises(SystemExit, match="every checkpoint is damaged") as error:
-        find_checkpoint(folder)
-    assert_one_sentence(error)
+    assert "every checkpoint is damaged" in refusal(SystemExit, find_checkpoint, folder)
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,14 @@ from metrics import Interval
 def test_the_verdict_follows_the_interval(expect, margin, low, high, said):
     check = Check("", expect=expect, margin=margin)
     assert verdict(check, Interval(0.0, low, high, 3)) == said
-    moved = Interval(0.5, low + 0.5, high + 0.5, 3)
-    assert verdict(replace(check, than=0.5), moved) == said
+    assert verdict(replace(check, than=0.5), Interval(0.5, low + 0.5, high + 0.5, 3)) == said
 
 
 # ------------------------------------------------------------------------------- intervals
 def test_three_seeds_give_the_textbook_interval():
     i = interval([1.0, 2.0, 3.0])  # mean 2, sd 1: 2 ± 4.303 / sqrt(3)
     assert i.mean == 2.0 and i.high - 2 == pytest.approx(4.30265 / math.sqrt(3))
-    wider = interval([1.0, 2.0, 3.0], level=0.99)
-    assert wider.high - 2 == pytest.approx(9.92484 / math.sqrt(3))
+    assert interval([1.0, 2.0, 3.0], level=0.99).high - 2 == pytest.approx(9.92484 / math.sqrt(3))
     assert interval(["-0+", "-++"]).mean == pytest.approx(1 / 6)  # a sign per task
     apart = interval({"a": [1.0, 2.0, 3.0], "b": [0.0, 1.0, 2.0]})  # Welch: 4 degrees of freedom
     assert apart.mean == 1 and apart.high - 1 == pytest.approx(2.776445 * math.sqrt(2 / 3))

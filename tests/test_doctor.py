@@ -154,13 +154,12 @@ def evaluation(
     reward: what every task earns; None: 1 for an exact answer.
     """
     right = [float(i < round(exact * n)) for i in range(n)]
-    paid = right if reward is None else [reward] * n
     return {
         "update": update,
         "stage": stage,
         "tasks": "tier 6",
         "trained": True,
-        "reward": paid,
+        "reward": right if reward is None else [reward] * n,
         "exact": right,
         "format": [1.0] * n,
         "reply_tokens": [tokens] * n,

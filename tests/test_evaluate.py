@@ -13,6 +13,7 @@ from bookkeeping.again import print_results
 from bookkeeping.records import lines, save_episodes
 from bookkeeping.run import passes_of_sft, probe_report, record_evaluation
 from evaluate import summarize
+from helpers import put
 from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
 
@@ -176,13 +177,13 @@ def test_a_probe_plays_no_task_that_sft_showed_and_warns_of_many_passes(monkeypa
     collector = MagicMock(collect=lambda update, level: collector.task_seeds(update))
     cfg = Config(num_tasks=3, eval_n=5, sft_steps=50, sft_batch=8, difficulty=2)
     shown = {"demonstrations": 11, "beyond_context": 0, "too_long": 0}
-    made_up = {
-        "sft": lambda *_: shown,
-        "compute_advantages": lambda *_: None,
-        "probe_report": lambda seeds, cfg: seeds,
-    }
-    for name, stand_in in made_up.items():
-        monkeypatch.setattr(again, name, stand_in)
+    put(
+        monkeypatch,
+        again,
+        sft=lambda *_: shown,
+        compute_advantages=lambda *_: None,
+        probe_report=lambda seeds, cfg: seeds,
+    )
     again.probe(cfg, MagicMock(), print, collector, None)
     warning, *seeds = capsys.readouterr().out.splitlines()
     assert "36.4 passes over 11 demonstrations: it may know them by heart" in warning

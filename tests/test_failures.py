@@ -26,8 +26,7 @@ MORE = {
 
 def run(runs: Path, *flags: str) -> tuple[Path, str]:
     """The folder of a run, and what it printed. In a process of its own, where the mistake stays."""
-    words = ["train.py", *SMALL, *flags, "--runs", runs, "--name", "run"]
-    done = warm.run(words, pictures=False)
+    done = warm.run(["train.py", *SMALL, *flags, "--runs", runs, "--name", "run"], pictures=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return runs / "run", done.stdout
 
@@ -39,14 +38,12 @@ def test_the_run_that_makes_a_mistake_names_it(tmp_path, name):
     """In small, a few seconds each. The two that take longer are below, from runs that are kept."""
     flags = MORE.get(name, ["--updates", "4", "--reward", "partial"])
     folder, printed = run(tmp_path, "--break", name, *flags)
-    told = json.loads((folder / "summary.json").read_text())["warnings"]
-    sentence = told[FAILURES[name].told]
+    sentence = json.loads((folder / "summary.json").read_text())["warnings"][FAILURES[name].told]
     assert f"{FAILURES[name].told.upper()} at {sentence}" in printed and "\n" not in sentence
 
 
 def test_the_same_runs_without_a_mistake_are_told_nothing(tmp_path):
-    flags = "--updates 4 --reward partial --epochs 2 --temperature 0.7"
-    folder, _ = run(tmp_path, *flags.split())
+    folder, _ = run(tmp_path, *"--updates 4 --reward partial --epochs 2 --temperature 0.7".split())
     assert json.loads((folder / "summary.json").read_text())["warnings"] == {}
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["stop_trained"] == last["exact_reward"] == 1 and "twice" not in last

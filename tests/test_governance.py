@@ -202,8 +202,7 @@ def test_how_unlike_chance_an_epoch_is_by_hand():
     ],
 )
 def test_more_than_the_majority_of_all_voters_freezes(more, frozen):
-    ballots = {"a": {"d"}, "b": {"d"}, "c": {"a"}, "d": {"a"}}
-    assert gov.outvoted(ballots | more) == frozen
+    assert gov.outvoted({"a": {"d"}, "b": {"d"}, "c": {"a"}, "d": {"a"}} | more) == frozen
 
 
 @pytest.mark.parametrize(
@@ -211,8 +210,7 @@ def test_more_than_the_majority_of_all_voters_freezes(more, frozen):
 )
 def test_audits_follow_surprise_and_a_flagged_proxy(p, rate):
     belief = Belief(mean=0.7, var=0.005, spread=0.005)  # two standard deviations are 0.2
-    rates = [gov.audit_rate(belief, p, flagged) for flagged in (False, True)]
-    assert rates == [rate, 2 * rate]
+    assert [gov.audit_rate(belief, p, flagged) for flagged in (False, True)] == [rate, 2 * rate]
 
 
 def test_the_council_waits_for_a_signal():
@@ -323,10 +321,9 @@ def test_the_books_balance(name, adversaries):
     assert all(m.books["bonus"] == m.books["task"] == 0 for m in run.members)
     if name == "open":
         assert not run.watch.audits and not run.answers and all(d.accepted for d in run.deals)
-    worth = (
+    assert 40 * sum(run.welfare) == pytest.approx(
         measures(in_truth(run.deals))["welfare"] - len(run.watch.audits) * STACKS[name].audit_cost
     )
-    assert 40 * sum(run.welfare) == pytest.approx(worth)
 
 
 def test_the_same_seed_gives_the_same_table_and_another_another():

@@ -12,6 +12,7 @@ from bookkeeping import folder as run_folder
 from bookkeeping import refusals
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
+from helpers import refusal
 from helpers import write_lines as write
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
@@ -90,9 +91,8 @@ def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line):
     file = tmp_path / "rows.jsonl"
     good = b'{"question": "1 + 1?", "answer": 2}'
     file.write_bytes(b"\xef\xbb\xbf" + good + b"\r\n\n" + line + b"\n")
-    with pytest.raises(ValueError, match=f"{file}, line 3: {known.A_ROW} ") as told:
-        refusals.check(settings.Config(env=f"jsonl:{file}"))
-    assert "\n" not in str(told.value) and len(str(told.value)) < 500
+    told = refusal(ValueError, refusals.check, settings.Config(env=f"jsonl:{file}"))
+    assert f"{file}, line 3: {known.A_ROW} " in told
 
 
 @pytest.mark.parametrize(

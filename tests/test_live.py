@@ -202,11 +202,10 @@ REPLIES = r"""
 
 def test_the_reward_and_the_habit_are_those_of_the_environment(page):
     replies = ["", "<think>b\x1fa1\x85n</think>", *re.split(r"[\n|]", REPLIES)]
-    tasks = [
+    for task in [
         env_letters.Task("banana", ("a", "q"), (3, 0)),
         env_letters.Task("banana", ("a",), (3,)),
-    ]
-    for task in tasks:
+    ]:
         code = "return a[0].map((r) => m.score('banana', a[1], r));"
         for reply, found in zip(replies, call(page, code, replies, list(task.letters))):
             theirs = env_letters.score_reply(task, reply, "binary", think=True)

@@ -8,7 +8,7 @@ import torch
 
 from fast import logprobs
 from fast.logprobs import token_logprobs
-from helpers import random_rows
+from helpers import put, random_rows
 from policy import plain_forward
 from steps import assert_close, gradients, naive_logprobs
 
@@ -76,9 +76,7 @@ def test_the_plain_head_sees_masked_positions_only(load):
 def test_logprobs_of_both_ways_are_those_of_a_naive_forward(
     load, monkeypatch, how, kind, lora_rank, chunk, temperature, which
 ):
-    for name in ("CHUNK", "FEW_TOKENS"):
-        monkeypatch.setattr(logprobs, name, chunk)
-    monkeypatch.setattr(logprobs, "ROWS", 7 * chunk)
+    put(monkeypatch, logprobs, CHUNK=chunk, FEW_TOKENS=chunk, ROWS=7 * chunk)
     policy = load(kind, lora_rank, awake=True)
     ids = random_rows(3, 12)  # [3, 12]
     mask = mask_of(which, 3, 11)  # [3, 11]
@@ -219,8 +217,7 @@ def test_a_model_that_our_layers_do_not_know_trains_by_itself(load, change):
 
 @pytest.mark.parametrize("how", [token_logprobs, plainly])
 def test_an_empty_mask_gives_no_logprobs(tiny, how):
-    ids = random_rows(2, 6)
-    for tensor in how(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
+    for tensor in how(tiny, random_rows(2, 6), torch.zeros(2, 5, dtype=torch.bool)):
         assert tensor.shape == (0,) and tensor.dtype == torch.float32
 
 
@@ -231,10 +228,8 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(
 ):
     policy = load("qwen3", lora_rank=rank)
     seen, real = [], getattr(logprobs, head)
-    spy = lambda *given: seen.append(len(given[-1])) or real(*given)
-    monkeypatch.setattr(logprobs, head, spy)
-    for name in ("CHUNK", "FEW_TOKENS"):
-        monkeypatch.setattr(logprobs, name, 8)
+    monkeypatch.setattr(logprobs, head, lambda *given: seen.append(len(given[-1])) or real(*given))
+    put(monkeypatch, logprobs, CHUNK=8, FEW_TOKENS=8)
     mask = mask_of("some", 4, 39)
     token_logprobs(policy, random_rows(4, 40), mask)[0].sum().backward()
     assert max(seen) == 8 and sum(seen) == times * int(mask.sum())

@@ -17,6 +17,7 @@ import torch
 
 from bookkeeping.records import lines
 from fast import machine
+from helpers import put
 from settings import Config
 from warm import ROOT
 
@@ -132,8 +133,7 @@ def test_a_run_takes_no_more_threads_than_it_may_use(
         monkeypatch.setenv("OMP_NUM_THREADS", said)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(machine, "quota", lambda: limit)
-    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 64)
-    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda interval: busy)
+    put(monkeypatch, machine.psutil, cpu_count=lambda: 64, cpu_percent=lambda interval: busy)
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=width))
     policy = SimpleNamespace(lm=SimpleNamespace(config=config))
     assert machine.cpu_threads(Config(threads=asked), policy) == threads

@@ -26,6 +26,7 @@ import warm
 from bookkeeping import refusals
 from chat import encode, render
 from fast.sampler import TorchSampler
+from helpers import put
 from policy import MAX_GRAD_NORM, PICO, load_policy
 from rollout import play
 from steps import stir
@@ -78,21 +79,19 @@ def test_it_needs_torch_alone_and_names_files_that_are_there():
 
 def test_its_numbers_are_those_of_the_model_and_of_the_settings():
     config = json.loads((PICO / "config.json").read_text())
-    sizes = {
+    assert {
         "num_hidden_layers": pico.LAYERS,
         "num_attention_heads": pico.HEADS,
         "num_key_value_heads": pico.KV_HEADS,
         "head_dim": pico.HEAD_DIM,
         "rms_norm_eps": pico.EPS,
-    }
-    assert sizes.items() <= config.items()
+    }.items() <= config.items()
     assert config["rope_parameters"]["rope_theta"] == pico.ROPE_BASE
     cfg = settings.Config()
     refusals.check(cfg)
     settings.fill(cfg, settings.by_size(0.9e6, "letters"))
     called = {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS", "warmup": "WARMUP"}
-    alike = "sft_steps sft_batch sft_lr k max_tokens lr lr_end".split()
-    for name in (*called, *alike):
+    for name in (*called, *"sft_steps sft_batch sft_lr k max_tokens lr lr_end".split()):
         assert getattr(cfg, name) == getattr(pico, called.get(name, name.upper())), name
     assert (cfg.sft_examples, cfg.eval_n) == (len(pico.SFT_SEEDS), len(pico.DEV_SEEDS))
     assert (
@@ -192,8 +191,7 @@ def test_the_interval_is_the_books(monkeypatch, capsys, rights):
 def test_it_trains_on_tasks_of_neither_sft_nor_evaluation(monkeypatch):
     """And refuses a seed whose tasks would meet SFT's: 1250 · 100,000 · 8 is where they begin."""
     played = Mock(side_effect=KeyboardInterrupt)
-    for name, value in {"play": played, "evaluate": Mock(), "imitate": Mock()}.items():
-        monkeypatch.setattr(pico, name, value)
+    put(monkeypatch, pico, play=played, evaluate=Mock(), imitate=Mock())
     for seed in (0, 1249):
         pico.main(seed, updates=1)
     drawn = [seed for call in played.call_args_list for seed in call.args[1]]
@@ -228,9 +226,8 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     end = lora_of(update.call_args.args[0])
     lora = lora_of(load_policy(str(PICO), pico.RANK, pico.ALPHA, device="cpu", seed=1))
     moved = flat(end) - flat(lora)
-    small |= {"play": play_as_the_book, "new_lora": lambda: lora, "evaluate": Mock()}
-    for name, value in small.items():
-        monkeypatch.setattr(pico, name, value)
+    ours_too = {"play": play_as_the_book, "new_lora": lambda: lora, "evaluate": Mock()}
+    put(monkeypatch, pico, **small, **ours_too)
     pico.main(seed=1, updates=5)
     assert ours == book and len(ours) == 5
     assert {reward for batch in ours for reward in batch} == {0.0, 1.0}

@@ -13,7 +13,7 @@ import made_up
 import metrics
 from bookkeeping import records, report, settled, tables
 from bookkeeping.columns import log_columns
-from helpers import write_lines
+from helpers import refusal, write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
 from rollout import Episode
 from warm import ROOT
@@ -201,9 +201,8 @@ def test_a_report_can_be_written_again_and_an_unfinished_run_has_a_page(run, cap
 
 @pytest.mark.parametrize("name", ["none", "."])
 def test_errors_are_one_sentence(name, tmp_path):
-    with pytest.raises(SystemExit, match="has no config.json, so it is no run folder") as told:
-        report.main(tmp_path / name)
-    assert "\n" not in str(told.value)
+    told = refusal(SystemExit, report.main, tmp_path / name)
+    assert "has no config.json, so it is no run folder" in told
 
 
 # ------------------------------------------------------------------------------------ observations
@@ -234,12 +233,10 @@ def test_a_lag_that_speed_made_is_shown_and_one_that_was_chosen_is_said_to_be():
     for line in lines:
         line["batches_waiting"] = 2 * line["update"]
     charts = {c["title"].split(" (")[0]: c["series"][0]["points"] for c in report.charts(lines, [])}
-    ages = [[i, float(i), None, None] for i in range(1, 7)]
-    assert charts["off-policy level"] == ages
+    assert charts["off-policy level"] == [[i, float(i), None, None] for i in range(1, 7)]
     assert [point[1] for point in charts["batches too old, and dropped"]] == [0, 0, 1, 1, 1, 2]
     assert "batches waiting to be trained on" in charts
-    facts = dict(report.facts({"config": {}, "env": "letters"}, lines))
-    assert facts["batches dropped"] == "5"
+    assert dict(report.facts({"config": {}, "env": "letters"}, lines))["batches dropped"] == "5"
     text = observed(lines)
     assert "in updates): 3.5 on average, at most 6.0, in update 6." in text
     assert "dropped: 0.8 on average, at most 2.0, in update 6." in text

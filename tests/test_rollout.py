@@ -247,8 +247,7 @@ def test_an_environment_that_raises_costs_its_own_episode(chatty, where, turns, 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_policy_of_nan_is_noticed_when_it_speaks(load, temperature):
     policy = load("qwen3", lora_rank=2)
-    B = next(p for name, p in policy.trainable().items() if "lora_B" in name)
-    B.data.fill_(float("nan"))
+    next(p for name, p in policy.trainable().items() if "lora_B" in name).data.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="weights are broken"):
         play(policy, TorchSampler(policy), Chat, [4], 2, 8, temperature, sample_seed=0)
 
@@ -257,8 +256,7 @@ def test_a_policy_of_nan_is_noticed_when_it_speaks(load, temperature):
 def test_a_reply_that_runs_out_of_tokens_is_truncated_and_scored(tiny, turns):
     """Also if the environment wanted only this one."""
     policy = replace(tiny, stop_ids=frozenset({-1}))  # nothing ends a reply
-    make_env = lambda: Chat(turns)
-    ((episode,),) = play(policy, TorchSampler(policy), make_env, [4], 1, 6, 1.0, 0)
+    ((episode,),) = play(policy, TorchSampler(policy), lambda: Chat(turns), [4], 1, 6, 1.0, 0)
     assert (episode.stop_reason, episode.turns, episode.reply_tokens) == ("truncated", 1, 6)
     assert episode.sampled[-6:] == [True] * 6 and episode.reward == 0.5
     whole = policy.tokenizer.decode(episode.token_ids[-6:])

@@ -76,8 +76,7 @@ def test_one_prompt_sampled_k_times_is_read_once(tiny, monkeypatch):
     spy = lambda ids, run=sampler.decoder.run: seen.append([*ids.shape]) or run(ids)
     monkeypatch.setattr(sampler.decoder, "run", spy)
     sampler.sample(random_prompts(7, 7), 8, 3, 1.0, grid(2, 8))
-    prompts = 3 * random_prompts(5)
-    players = [Player(Episode(0, 0, ids), None, n) for n, ids in enumerate(prompts)]
+    players = [Player(Episode(0, 0, ids), None, n) for n, ids in enumerate(3 * random_prompts(5))]
     sample_each(sampler, players, 2, 1.0, 0)
     assert seen == [[2, 7], [16, 1], [16, 1], [1, 5], [3, 1]]
 
@@ -258,8 +257,7 @@ def test_out_of_memory_costs_the_kept_caches_and_then_rows_and_changes_no_sample
 
 def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
     sampler = TorchSampler(load("pico", lora_rank=0))
-    no_memory = Mock(side_effect=torch.OutOfMemoryError("pretended"))
-    monkeypatch.setattr(sampler, "_batch", no_memory)
+    monkeypatch.setattr(sampler, "_batch", Mock(side_effect=torch.OutOfMemoryError("pretended")))
     with pytest.raises(machine.CannotGoOn, match="lower --k or --max-tokens"):
         sampler.sample([[1, 2], [3]], 2, 4, 1.0, grid(2, 2))
 
@@ -271,8 +269,7 @@ def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monke
     """
     decoder = FastDecoder(load_policy(model_folder("qwen3"), 4, 8, device="meta"))
     there = dict(dtype=torch.long, device="meta")
-    no_values = lambda tensor: [0] * len(tensor)
-    monkeypatch.setattr(torch.Tensor, "tolist", no_values)
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0] * len(tensor))
     with torch.inference_mode():
         read = decoder.prefill(torch.zeros((2, 5), **there), torch.zeros(2, **there), 3, 4)
         stepped = decoder.run(torch.zeros((6, 1), **there))

@@ -56,16 +56,14 @@ def test_a_run_that_rises_falls_or_bends_is_never_called_settled():
     assert first_settled(rng.binomial(64, 0.15 + 0.002 * np.arange(250)) / 64) is None
     rising = settled.trend(0.1 + 0.005 * np.arange(100))
     assert rising.sentence.startswith("still moving, +0.050 per 10 updates [+0.050, +0.050] over")
-    falling = settled.trend(learning(0, 100)[::-1])
-    assert falling.sentence.startswith("still moving, -")
+    assert settled.trend(learning(0, 100)[::-1]).sentence.startswith("still moving, -")
     collapse = np.r_[rng.binomial(64, 0.9, 60), rng.binomial(64, 0.15, 40)] / 64
     assert not any(settled.trend(collapse[:n]).settled for n in range(61, 85))
     for n in (30, 45, 60):  # up and down again: the line is flat, the residuals are a slow wave
         hump = 0.5 + 0.3 * np.sin(np.pi * np.arange(n) / (n - 1)) + rng.normal(0, 0.02, n)
         assert abs(metrics.line(hump)[0].mean) < 0.02 and not settled.trend(hump).settled
     calm, wild = rng.normal(0.5, 0.004, 40), rng.normal(0.5, 0.03, 15)
-    spread = settled.trend(np.r_[calm, wild], tolerance=0.02)
-    assert "the spread went from 0.00" in spread.sentence
+    assert "the spread went from 0.00" in settled.trend(np.r_[calm, wild], tolerance=0.02).sentence
 
 
 # ------------------------------------------------------------------------- steps and the present
@@ -86,8 +84,7 @@ def batches(level: np.ndarray, seed: int) -> np.ndarray:
     """Exact answers of updates of 8 tasks, 8 samples each; some tasks are hard, some easy."""
     rng = np.random.default_rng([seed, 1])
     of_tasks = np.repeat(level[:, None], 8, axis=1)
-    share = rng.beta(of_tasks, 1 - of_tasks)
-    return rng.binomial(8, share).mean(axis=1) / 8
+    return rng.binomial(8, rng.beta(of_tasks, 1 - of_tasks)).mean(axis=1) / 8
 
 
 def test_a_level_is_passed_when_it_surely_is_and_not_when_five_updates_were_lucky():

@@ -51,8 +51,7 @@ def test_pip_brings_what_a_run_needs_from_the_tested_versions_on():
 
 def test_the_lock_names_public_places_and_a_hash_for_every_file():
     for package in (package for package in LOCK["package"] if package is not OURS):
-        sdist = [package["sdist"]] if "sdist" in package else []
-        files = package.get("wheels", []) + sdist
+        files = package.get("wheels", []) + ([package["sdist"]] if "sdist" in package else [])
         assert files and all(re.fullmatch("sha256:[0-9a-f]{64}", file["hash"]) for file in files)
         hosts = {urlparse(file["url"]).netloc for file in files}
         assert hosts <= FILES[package["source"]["registry"]], package["name"]

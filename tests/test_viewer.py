@@ -139,8 +139,7 @@ def test_the_page_allows_its_own_script_only_and_has_no_address(tmp_path):
     text = page_of(make_run(tmp_path / "a")).read_text(encoding="utf-8")
     inside = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    assert policy in text
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
     template = report.TEMPLATE.read_text(encoding="utf-8")
     assert not re.search(r"https?:|//\w+\.\w|@import|url\(", template)
     assert not re.search(
@@ -176,8 +175,7 @@ def test_it_opens_asks_nobody_for_anything_and_explains_its_words(page, plain):
     assert texts(page, "#tables h3") == ["Observations (computed)"]
     assert texts(page, "#tables summary") == ["Evaluation", "Trajectory"]
     assert texts(page, "#samples .calls") == [] and js(page, "return one('#prompt details').open")
-    terms = set(texts(page, "#charts .term"))
-    assert {"entropy", "nats", "groups with signal"} <= terms
+    assert {"entropy", "nats", "groups with signal"} <= set(texts(page, "#charts .term"))
     assert {"log-prob", "nats", "policy version"} <= {*texts(page, "#scale .term, #samples .term")}
     js(page, "one('#charts .term').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
     assert "GRPO learn" in text(page, "#tip")

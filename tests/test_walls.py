@@ -171,9 +171,8 @@ AWAY = (
 
 
 def test_an_environment_loads_no_torch_and_a_run_of_letters_loads_only_what_it_needs():
-    envs = ", ".join(sorted(ENVS))
     for modules, code, bad in (
-        (envs, "", "torch numpy scipy metrics"),
+        (", ".join(sorted(ENVS)), "", "torch numpy scipy metrics"),
         ("bookkeeping.doctor", "", "torch scipy tqdm"),  # it may be installed alone
         ("train, settings", LETTERS, AWAY),
     ):
