@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ CHROMIUM = (
 ).split()
 
 
-@contextmanager
-def driver():
-    """A selenium driver of headless Chromium; without one, the tests are skipped and say why."""
+@pytest.fixture(scope="module")
+def chromium():
+    """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -28,9 +27,9 @@ def driver():
         for flag in (*CHROMIUM, f"user-data-dir={profile}"):
             options.add_argument(f"--{flag}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        with webdriver.Chrome(options, Service(chromedriver)) as chromium:
-            chromium.set_script_timeout(900)
-            yield chromium
+        with webdriver.Chrome(options, Service(chromedriver)) as driver:
+            driver.set_script_timeout(900)
+            yield driver
 
 
 def open_page(chromium, page: Path, fragment: str = "", width: int = 1280) -> None:

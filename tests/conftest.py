@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import steps
+from browser import chromium  # noqa: F401  (a fixture)
 from policy import PICO, PICO_SWARM, load_policy
 
 # The files that take half a minute or more, the slowest first: begun last, one of them would keep
@@ -170,6 +171,7 @@ def model_folder(tmp_path_factory):
     """model_folder(kind) -> path of a random model, with pico_base's tokenizer and template."""
     made = {"pico": str(PICO), "pico_swarm": str(PICO_SWARM)}
 
+    @torch.no_grad()
     def folder(kind: str) -> str:
         if kind in made:
             return made[kind]
@@ -179,10 +181,9 @@ def model_folder(tmp_path_factory):
         config = getattr(transformers, f"{name}Config")(**given, **TOKENS)
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.ndim == 1:  # biases start at 0, norms at 1: a forgotten one would not show
-                    p.add_(0.3 * torch.randn(p.shape))
+        for p in model.parameters():
+            if p.ndim == 1:  # biases start at 0, norms at 1: a forgotten one would not show
+                p.add_(0.3 * torch.randn(p.shape))
         made[kind] = str(tmp_path_factory.mktemp(kind))
         model.save_pretrained(made[kind])
         transformers.AutoTokenizer.from_pretrained(str(PICO)).save_pretrained(made[kind])
@@ -231,10 +232,7 @@ def tool(name: str):
 naive_logprobs, snapshot, stir = map(tool, ("naive_logprobs", "snapshot", "stir"))
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""
-    import browser
-
-    with browser.driver() as chromium:
-        yield chromium
+# Where oneDNN multiplies ("medium"), attention is written out.
+@pytest.fixture(params=["highest", "medium"])
+def products(request, monkeypatch):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: request.param)

@@ -70,9 +70,9 @@ def assert_close(a: dict, b: dict, share: float = 1e-4) -> None:
         assert (a[name] - b[name]).abs().max().item() <= share * largest, name
 
 
+@torch.no_grad()
 def stir(policy, scale: float, seed: int = 0) -> None:
     """Add noise to every trainable weight: LoRA's B starts at 0, which would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in policy.trainable().values():
-            p.add_(scale * torch.randn(p.shape, generator=generator))
+    for p in policy.trainable().values():
+        p.add_(scale * torch.randn(p.shape, generator=generator))

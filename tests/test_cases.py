@@ -34,6 +34,12 @@ from settings import Config
 ROWS = ROOT / "learn" / "vowels.jsonl"
 
 
+@pytest.fixture(autouse=True)
+def nothing_of_theirs(monkeypatch):
+    """No call before this test has left its random numbers behind."""
+    monkeypatch.setattr(machine, "theirs", {})
+
+
 def swallows(work, times=10**9):
     for _ in range(times):
         try:
@@ -91,9 +97,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
-def test_whatever_is_raised_costs_one_episode(error, monkeypatch):
-    monkeypatch.setattr(machine, "theirs", {})
-
+def test_whatever_is_raised_costs_one_episode(error):
     def fails(*_):
         raise error
 
@@ -139,8 +143,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("case", LEAVES)
-def test_what_a_call_leaves_behind_is_put_back(case, monkeypatch):
-    monkeypatch.setattr(machine, "theirs", {})
+def test_what_a_call_leaves_behind_is_put_back(case):
     reads = [torch.is_grad_enabled, torch.is_inference_mode_enabled]
     reads += [read for read, _ in machine.STATE]
     before = [read() for read in reads]
@@ -149,8 +152,7 @@ def test_what_a_call_leaves_behind_is_put_back(case, monkeypatch):
         assert [read() for read in reads] == before
 
 
-def test_random_numbers_of_other_code_go_on_from_call_to_call(monkeypatch):
-    monkeypatch.setattr(machine, "theirs", {})
+def test_random_numbers_of_other_code_go_on_from_call_to_call():
     draw = lambda: (random.random(), float(np.random.rand()), float(torch.rand(1)))
     machine.in_time(9, lambda: (random.seed(5), np.random.seed(5), torch.manual_seed(5)))
     first, second = machine.in_time(9, draw), machine.in_time(9, draw)

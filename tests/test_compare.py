@@ -97,12 +97,11 @@ def test_runs_that_differ_in_seed_and_name_are_one_arm(make):
 
 
 def test_of_two_runs_of_one_seed_the_later_counts(make):
-    folders = [
+    (arm,) = arms_of(
         make("a", [1, 1, 0, 0]),
         make("again", [1, 0, 0, 0], threads=2),
         make("b", [0, 0, 0, 0], seed=1),
-    ]
-    (arm,) = arms_of(*folders)
+    )
     (lines,) = compare.finals("tier 6", arm)
     assert compare.table(lines, "exact").tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
 

@@ -129,10 +129,8 @@ def test_a_batch_in_one_line_by_hand():
     line = summarize(groups)
     assert line["n"] == 5 and line["errors"] == 1 and "error" not in line
     assert line["deviation"] == 0.25  # of the rewards as they are, in a group: 0.5 and 0
-    assert line["reward"] == pytest.approx(2.5 / 5) and line["exact"] == pytest.approx(2 / 5)
-    assert line["reply_tokens"] == pytest.approx(11 / 5) and line["truncated"] == pytest.approx(
-        1 / 5
-    )
+    means = {"reward": 2.5 / 5, "exact": 2 / 5, "reply_tokens": 11 / 5, "truncated": 1 / 5}
+    assert {name: line[name] for name in means} == pytest.approx(means)
 
 
 def test_the_interval_is_over_tasks_because_episodes_of_one_task_are_alike():

@@ -58,12 +58,10 @@ def trained(run: Path):
     return policy
 
 
+@torch.no_grad()
 def logprobs(policy) -> torch.Tensor:
     ids = torch.tensor([policy.tokenizer(TEXT)["input_ids"]])
-    with torch.no_grad():
-        return plain_forward(
-            policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
-        ).logprobs
+    return plain_forward(policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)).logprobs
 
 
 @pytest.mark.parametrize("name", ["lora", "full", "half"])

@@ -351,10 +351,9 @@ def test_a_meeting_costs_a_step_and_freezes_for_the_epochs_of_the_stack():
 def test_the_rules_of_before_play_what_they_played_then():
     """The welfare of commit eedab5ed: so what --changes compares with is what it was."""
     then = {"fast": -0.5385, "slow": 0.1135, "always": -0.83225}
-    for name, welfare in then.items():
-        assert Run(gov.CHANGES[f"{name}: before"], 4, 0).numbers()["welfare"] == pytest.approx(
-            welfare, abs=1e-9
-        )
+    assert {
+        name: Run(gov.CHANGES[f"{name}: before"], 4, 0).numbers()["welfare"] for name in then
+    } == pytest.approx(then, abs=1e-9)
     changed = lambda change: {
         rule
         for rule, value in vars(gov.CHANGES[f"slow: {change}"]).items()

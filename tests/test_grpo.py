@@ -238,10 +238,10 @@ def policy(load):
     return load("qwen3", 4, awake=True)
 
 
+@torch.no_grad()
 def logprobs_now(policy, ids: list[int], temperature: float = 1.0) -> list[float]:
     """Of every token; 0 for the first."""
-    with torch.no_grad():
-        return [0.0, *naive_logprobs(policy, ids, temperature).tolist()]
+    return [0.0, *naive_logprobs(policy, ids, temperature).tolist()]
 
 
 def naive_loss(policy, groups, loss, temperature=1.0, kl=0.0, reference=None, factors=None):

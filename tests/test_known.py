@@ -119,8 +119,7 @@ def questions(env, side: str) -> list[str]:
 
 
 def test_training_development_and_held_out_rows_never_meet(tmp_path):
-    file = write(tmp_path / "rows.jsonl", sums(200) + sums(50))  # the first fifty twice
-    env = env_of(file)
+    env = env_of(write(tmp_path / "rows.jsonl", sums(200) + sums(50)))  # the first fifty twice
     assert "50 rows whose question was there before" in env.about
     found = {side: questions(env, side) for side in RANGES}
     n = len(found["training"])

@@ -120,8 +120,7 @@ def spy_on_layers(monkeypatch, seen: list) -> None:
         monkeypatch.setattr(logprobs, name, partial(spied, name, getattr(logprobs, name)))
 
 
-# Where oneDNN multiplies ("medium"), attention is written out.
-@pytest.mark.parametrize("products", ["highest", "medium"])
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("piece", [1, 12, 1024])
 @pytest.mark.parametrize(
     "kind, lora_rank",
@@ -137,9 +136,8 @@ def spy_on_layers(monkeypatch, seen: list) -> None:
     ],
 )
 def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
-    load, monkeypatch, kind, lora_rank, piece, products
+    load, monkeypatch, kind, lora_rank, piece
 ):
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
     monkeypatch.setattr(logprobs, "PIECE", piece)
     policy = load(kind, lora_rank, awake=True)
     ids, mask, lengths = four_prompts()

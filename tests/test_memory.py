@@ -94,11 +94,10 @@ def test_an_update_is_cut_so_that_it_fits(tiny, monkeypatch, free, typed, chosen
 # ------------------------------------------------------------------ a run keeps nothing it need not
 
 
-@pytest.mark.parametrize("products", ["highest", "medium"])
-def test_sampler_and_trainer_lend_each_other_their_memory(tmp_path, monkeypatch, products):
+@pytest.mark.usefixtures("products")
+def test_sampler_and_trainer_lend_each_other_their_memory(tmp_path, monkeypatch):
     """plays: (names of gradients, optimizers alive, training mode?). updates: (what the sampler
     holds, gradients?)."""
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
     seen = SimpleNamespace(sampler=None, plays=[], updates=[], closed=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 

@@ -306,14 +306,14 @@ END, BEGIN = "<|im_end|>", "<|im_start|>"
 
 
 @pytest.mark.parametrize("think", [True, False])
+@torch.no_grad()
 def test_log_probs_of_all_turns_are_those_of_one_fresh_forward_pass(pico, think):
     env = lambda: Alphabet(3, 3, 1, 2, think=think)
     groups = play(pico, TorchSampler(pico), env, [1, 2, 3], 2, 320, 1.0, 0)
     full = [episode for group in groups for episode in group if episode.turns == 3]
     assert len(full) >= 2  # premise
     for episode in full:
-        with torch.no_grad():
-            naive = naive_logprobs(pico, episode.token_ids).numpy()  # [T-1]
+        naive = naive_logprobs(pico, episode.token_ids).numpy()  # [T-1]
         assert np.allclose(np.array(episode.logprobs[1:]), naive * episode.sampled[1:], atol=1e-4)
 
 

@@ -39,11 +39,11 @@ def endless(policy):
     return with_stops(policy, {-1})
 
 
+@torch.no_grad()
 def assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temperature) -> None:
     for prompt, samples in zip(prompts, groups):
         for s in samples:
-            with torch.no_grad():
-                logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)
+            logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)
             logprobs = logprobs[len(prompt) - 1 :]  # [sampled]
             assert len(s.logprobs) == len(s.token_ids) == len(logprobs)
             assert (logprobs - torch.tensor(s.logprobs)).abs().max() < 1e-4
@@ -138,8 +138,7 @@ def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder,
 # ------------------------------------------------------------------------------------ the plain way
 
 
-# Where oneDNN multiplies ("medium"), attention is written out.
-@pytest.mark.parametrize("products", ["highest", "medium"])
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
 @pytest.mark.parametrize(
     "kind, lora_rank",
@@ -159,14 +158,11 @@ def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder,
         ("granite", 4),
     ],
 )
-def test_it_draws_what_the_plain_sampler_draws(
-    load, monkeypatch, snapshot, kind, lora_rank, temperature, products
-):
+def test_it_draws_what_the_plain_sampler_draws(load, snapshot, kind, lora_rank, temperature):
     """The same tokens with the model's own log-probs, to the first stop token or to max_tokens.
 
     And the policy's weights are never edited.
     """
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: products)
     policy = with_stops(load(kind, lora_rank, awake=True), range(0, 1024, 12))
     # noise 1: with 0, a draw of mistral_window falls so near the border of two tokens that the
     # rounding of log-probs, 5e-6, decides it, one way on one processor and the other on another.

@@ -358,12 +358,16 @@ def test_what_is_wrong_with_an_environment_is_said(tmp_path, monkeypatch, old, n
     assert "docs/fork.md" in said
 
 
-def test_an_environment_as_it_should_be_passes(tmp_path):
-    refusals.preflight(sums(tmp_path))
-    unasked = sums(tmp_path, EXPERT, "raise NotImplementedError", sft_steps=0)
-    refusals.preflight(unasked)
-    late = sums(tmp_path, "said) / 2", "said) / len(self.said)")  # it is asked after a reply
-    refusals.preflight(late)
+@pytest.mark.parametrize(
+    "change, flags",
+    [
+        ([], {}),
+        ([EXPERT, "raise NotImplementedError"], {"sft_steps": 0}),  # nobody asks it
+        (["said) / 2", "said) / len(self.said)"], {}),  # it is asked after a reply
+    ],
+)
+def test_an_environment_as_it_should_be_passes(tmp_path, change, flags):
+    refusals.preflight(sums(tmp_path, *change, **flags))
 
 
 @pytest.mark.parametrize("change", [(RESET, "return []"), (OVER, "None if")])

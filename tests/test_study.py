@@ -16,7 +16,7 @@ from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import play as play_scripted
 from fast.sampler import TorchSampler
-from helpers import write_lines
+from helpers import put, write_lines
 from lab import environments, study, tables
 from policy import PICO, load_policy
 from rollout import play
@@ -85,9 +85,8 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
         final = {"stage": "final", "trained": True, "exact": [1] * right + [0] * (4 - right)}
         write_lines(folder / "evals.jsonl", [final])
 
-    monkeypatch.setattr(study, "train", train)
     held = lambda table, arm, flags, folder, seed: {"greedy": {"exact": f"{'--b' not in flags:d}"}}
-    monkeypatch.setattr(study, "play_world", held)
+    put(monkeypatch, study, train=train, play_world=held)
     table = {
         "flags": "--env letters",
         "seeds": 3,

@@ -51,11 +51,16 @@ FILES = {  # of everything that is ours, tests aside
 
 
 @cache
+def nodes_of(module: str) -> list[ast.AST]:
+    """All of a file's syntax."""
+    return list(ast.walk(ast.parse(FILES[module].read_text())))
+
+
+@cache
 def imports(module: str) -> dict[str, set[str]]:
     """{module of ours: the names of it that are used} of what a file imports, wherever in it."""
     found, called = {}, {}  # called: {a name in this file: the module}
-    nodes = list(ast.walk(ast.parse(FILES[module].read_text())))
-    for node in nodes:
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             called |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -66,7 +71,7 @@ def imports(module: str) -> dict[str, set[str]]:
                     found.setdefault(node.module, set()).add(alias.name)
     for name in called.values():
         found.setdefault(name, set())
-    for node in nodes:
+    for node in nodes_of(module):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in called:
             found[called[node.value.id]].add(node.attr)
     return {name: names for name, names in found.items() if name in FILES}
@@ -75,19 +80,19 @@ def imports(module: str) -> dict[str, set[str]]:
 @cache
 def bound(module: str) -> set[str]:
     """Every name that a file gives to something."""
-    nodes = list(ast.walk(ast.parse(FILES[module].read_text())))
+    nodes = nodes_of(module)
     names = {getattr(node, "name", getattr(node, "id", "")) for node in nodes}
     return names | {getattr(node, "asname", None) for node in nodes} | {"__file__", "__doc__"}
 
 
 def test_a_file_imports_only_what_the_table_allows():
-    wrong = []
-    for module in FILES:
-        allowed = MAY[module.split(".")[0]]
-        for name in imports(module):
-            if not allowed & {name.split(".")[0], name.replace(".", "/")}:
-                wrong.append(f"{module} imports {name}")
-    assert not wrong, wrong
+    wrong = [
+        f"{module} imports {name}"
+        for module in FILES
+        for name in imports(module)
+        if not MAY[module.split(".")[0]] & {name.split(".")[0], name.replace(".", "/")}
+    ]
+    assert wrong == []
     top = {module for module in FILES if (ROOT / f"{module}.py").exists()}
     assert top == CHAPTERS | {"pico", "train"} and set(MAY) == top | set(ROOMS)
     assert len(top) == 14  # as README says
@@ -98,13 +103,13 @@ ROOM_IN_TEXT = re.compile(r"(fast|bookkeeping|learn|lab|bridges|swarm)[./]\w+")
 
 def test_chapters_name_no_room_in_a_string_that_is_code():
     """import_module("fast.sampler") and the like; docstrings and messages may mention a file."""
-    named = {}
-    for module in CHAPTERS | {"pico"}:
-        tree = ast.parse(FILES[module].read_text())
-        strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
-        words = {s for s in strings if isinstance(s, str) and ROOM_IN_TEXT.fullmatch(s)}
-        named |= {module: words} if words else {}
-    assert named == {}
+    named = [
+        f"{module}: {node.value}"
+        for module in CHAPTERS | {"pico"}
+        for node in nodes_of(module)
+        if isinstance(node, ast.Constant) and ROOM_IN_TEXT.fullmatch(str(node.value))
+    ]
+    assert named == []
 
 
 def room(module: str) -> str:
@@ -113,33 +118,36 @@ def room(module: str) -> str:
     return "book" if first in CHAPTERS | {"swarm", "pico"} else first
 
 
+def circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is left when, over and over, those that need none of the others are taken away."""
+    while free := [one for one, others in needs.items() if not others & needs.keys()]:
+        for one in free:
+            del needs[one]
+    return needs
+
+
 def test_rooms_stand_in_no_circle():
     """But for settings, which loads known tasks when such an --env is chosen."""
     needs = {room(module): set() for module in FILES}
     for module in FILES:
         names = set(imports(module)) - ({"bridges.known"} if module == "settings" else set())
         needs[room(module)] |= {room(name) for name in names} - {room(module)}
-    while free := [one for one, others in needs.items() if not others & needs.keys()]:
-        for one in free:
-            del needs[one]
-    assert not needs, needs
+    assert circle(needs) == {}
 
 
 def test_what_a_file_uses_of_another_is_there():
     """Also inside functions that no test calls: whoever runs that command would miss it."""
-    missing = []
-    for module in FILES:
-        for name, used in imports(module).items():
-            missing += [f"{module}: {name}.{one}" for one in used - bound(name)]
-    assert not missing, missing
+    missing = [
+        f"{module}: {name}.{one}"
+        for module in FILES
+        for name, used in imports(module).items()
+        for one in used - bound(name)
+    ]
+    assert missing == []
 
 
 def test_no_files_stand_in_a_circle():
-    left = {module: imports(module).keys() - {module} for module in FILES}
-    while free := [module for module, needs in left.items() if not needs & left.keys()]:
-        for module in free:
-            del left[module]
-    assert not left, f"in a circle: {sorted(left)}"
+    assert circle({module: imports(module).keys() - {module} for module in FILES}) == {}
 
 
 def test_of_the_book_and_its_rooms_only_the_final_evaluation_names_the_held_out_tasks():
