@@ -154,12 +154,8 @@ def test_onednns_products_are_taken_on_a_cpu_where_they_are_exact(
     product = lambda x, w: rounded(x.double() @ w.double().T, x.dtype)
     precisions, threads = [], []
     monkeypatch.setattr(torch.nn.functional, "linear", product)
-    put(
-        monkeypatch,
-        torch,
-        set_float32_matmul_precision=precisions.append,
-        set_num_threads=threads.append,
-    )
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     machine.use_cpu(device, 1)
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "64"  # else gigabytes of code

@@ -226,8 +226,8 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     end = lora_of(update.call_args.args[0])
     lora = lora_of(load_policy(str(PICO), pico.RANK, pico.ALPHA, device="cpu", seed=1))
     moved = flat(end) - flat(lora)
-    ours_too = {"play": play_as_the_book, "new_lora": lambda: lora, "evaluate": Mock()}
-    put(monkeypatch, pico, **small, **ours_too)
+    stand_ins = {"play": play_as_the_book, "new_lora": lambda: lora, "evaluate": Mock()}
+    put(monkeypatch, pico, **small, **stand_ins)
     pico.main(seed=1, updates=5)
     assert ours == book and len(ours) == 5
     assert {reward for batch in ours for reward in batch} == {0.0, 1.0}

@@ -144,7 +144,8 @@ REFUSED = [  # (flags, what is said)
     ({"env": "swarm", "sft_style": "wizard"}, "--sft-style wizard: "),
     (
         {"engine": "vllm", "async_rollouts": 1},
-        "not installed; with an NVIDIA card, pip install -r requirements/gpu.txt",
+        "--engine vllm: vLLM is not installed; with an NVIDIA card, "
+        "pip install -r requirements/gpu.txt",
     ),
     ({"lr": 10.0}, "--lr 10.0: must be at most 1"),
     ({"max_staleness": -1}, "--max-staleness -1: must be at least 0"),
