@@ -72,7 +72,8 @@ def ranks(n: int, words: list, timeout: float = 300):
         started = []
         for rank in (str(i) for i in range(n)):
             own = ENV | world | {"RANK": rank, "LOCAL_RANK": rank}
-            started.append(Run(words, Path(tempfile.mkdtemp(dir=place)), own, pictures=False))
+            here = Path(tempfile.mkdtemp(dir=place))
+            started.append(Run(words, here, own, pictures=False))
         done = [one.end(timeout) for one in started]
     code = max(one.returncode for one in done)
     said = ("".join(one.stdout for one in done), "".join(one.stderr for one in done))

@@ -6,15 +6,15 @@ The page is kept by hand. After a change of its story, `make showcase` makes its
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
-
-from warm import ROOT
 
 nbclient = pytest.importorskip(
     "nbclient",
     reason="nbclient is not installed here; `make test-all` installs it into a venv of its own",
 )
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

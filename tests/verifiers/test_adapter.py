@@ -5,6 +5,7 @@ counts as in rollout.py, and a server's failure is not taken for an answer.
 import asyncio
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,8 +24,8 @@ from pydantic import ValidationError
 
 import settings
 from settings import DEV_SEEDS
-from warm import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ("letters", "alphabet", "swarm")
 CONFIG_FILES = sorted((ROOT / "bridges" / "configs").glob("prime_rl_*.toml"))
 

@@ -20,10 +20,11 @@ import settings
 from batch import BANDS
 from bookkeeping import refusals
 from bridges import trl as bridge
-from helpers import ROOT, Scripted
+from helpers import Scripted
 from policy import PICO, PICO_SWARM, Sample, load_policy
 from rollout import play
 
+ROOT = Path(__file__).resolve().parents[2]
 # For several processes on one machine; ACCELERATE_USE_CPU makes them processes of a CPU. (--cpu
 # starts one alone, without mpirun.)
 ACCELERATE = """--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no
