@@ -647,6 +647,8 @@ TABLES: dict[str, Callable[[], str]] = {
             ),
             ("the same in five rounds, minus drawn once", "star", "cloning", "medium"),
             ("in every update, minus in five rounds", "cloning_again", "star", "medium"),
+            ("drawn once, minus the start", "cloning", "start", "medium"),
+            ("REINFORCE minus the start", "reinforce", "start", "medium"),
         ),
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
