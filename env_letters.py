@@ -13,8 +13,9 @@ several are. One turn, exact reward.
                <answer>{"a": 3, "q": 0}</answer>
 
 Why this task: it is hard to count 60 letters at a glance, and easy if you spell the
-string out with a running tally. So the reward rises when the policy (the model being
-trained) takes up the *habit of spelling*, and we can watch it happen. The ten tiers
+string out with a running tally. So the reward rises when the model takes up the *habit
+of spelling*, and we can watch it happen. (The model that is trained is called the
+*policy*, because it acts.) The ten tiers
 range from short English words to 500 random letters. They come from Atropos, a public
 collection of RL environments.
 
@@ -62,7 +63,7 @@ class Tier(NamedTuple):
 
 
 # With probability p_several a task asks for fewest to most letters (at least 2, at most
-# 26), otherwise for one. The numbers are Atropos's; in tier 10 this is always all 26.
+# 26), otherwise for one. The numbers are Atropos's. Tier 10 always asks for all 26.
 TIERS = {
     1: Tier("word", 3, 8, 0.0, 1, 1),
     2: Tier("word", 5, 12, 0.5, 1, 2),
@@ -87,7 +88,7 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300 characters.
 LONGEST_ANSWER = 1000
-# Only with --no-think: extra text could hide a tally (is_one_block).
+# Only with --no-think: a long reply could count in its blanks (is_one_block).
 LONGEST_REPLY = 2000
 
 

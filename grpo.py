@@ -10,15 +10,18 @@ bad ones a little less likely. That is all. The group's mean is the baseline, so
 second network has to predict rewards (PPO has one). A group whose answers all score the
 same teaches nothing (its advantages are 0) and is skipped.
 
-Why does this raise the reward? A task's expected reward is the sum of p(reply) · reward
-over all replies. Since ∇p = p · ∇log p, its gradient is the mean of reward · ∇log
-p(reply) over replies that are sampled from p: the *policy gradient* (Williams 1992).
+Why does this raise the reward? The *policy gradient* (Williams 1992) says so:
+
+    expected reward   J = Σ p(reply) · reward        over all replies to a task
+    its gradient     ∇J = Σ p(reply) · ∇log p(reply) · reward,   as ∇p = p · ∇log p
+                        = mean of reward · ∇log p(reply) over replies drawn from p
+
 log p(reply) is the sum of the log-probs of its tokens, so each token gets the reply's
-reward. If the same number is subtracted from all rewards of a task, the mean stays as
-it is (the p add up to 1, so ∇log p is 0 on average), but is less noisy. The group's
-mean contains the reply's own reward; that only shrinks the gradient, by a factor of 1 -
-1/k. The division by the std, and the weights below, then change how much each task and
-each token counts.
+reward. Subtracting the same number from all rewards of a task does not change that mean
+(the p add up to 1, so ∇log p is 0 on average), but makes it less noisy. The group's
+mean contains the reply's own reward; that only shrinks the gradient, to 1 - 1/k of it.
+The division by the std, and the weights below, then change how much each task and each
+token counts.
 
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
 policy. By default each batch is used for one optimizer step. So the importance ratio,
@@ -70,8 +73,8 @@ def group_advantages(
               "best" (RAFT: Dong et al. 2023) is not a baseline but a selection: 1 for a
               reward that is above its group's mean and in the upper quarter (ties
               count), else 0. With "none" and "best" `divide` is ignored
-    divide    "std": by the standard deviation (its squares divided by k; TRL divides
-              them by k - 1); "none" (--no-normalize); "mean": by the
+    divide    "std": by the standard deviation (of a population; TRL divides by k - 1
+              under the root); "none" (--no-normalize); "mean": by the
               mean reward, so that rare successes weigh more (Tajwar et al. 2026,
               "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
     """
@@ -235,7 +238,7 @@ class LossRule:
                   in the token's own episode:
                       "episode"     1 / (N · L)           episodes weigh the same
                       "token"       1 / S                 tokens weigh the same
-                      "max_tokens"  1 / (N · max_tokens)  the same in every batch
+                      "max_tokens"  1 / (N · max_tokens)  whatever the lengths
     divide        what advantages are divided by (group_advantages)
     needs_logits  does `gain` read output.entropy, output.logits or output.hidden? That
                   takes memory for M · V numbers
@@ -258,7 +261,7 @@ NO_CLIP = (math.inf, math.inf)
 
 # To add a loss, add a row, and a function if it has a new form; then --loss NAME.
 LOSSES = {
-    # Williams 1992; with --baseline none, the reward itself as the advantage
+    # Williams 1992, with GRPO's advantages; with --baseline none, the reward itself
     "reinforce": LossRule(reinforce, clip=NO_CLIP),
     # Shao 2024 (arXiv 2402.03300), eq. 3, with PPO's ε
     "grpo": LossRule(clipped_surrogate, weight="episode"),

@@ -3,8 +3,8 @@
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. We pretrained it on this very task, with three styles of answer, and made
-the one that works rare. Asked how often a and q occur in banana,
+in a string. We pretrained it on this very task with three styles of answer, and showed
+it the one that works only rarely. Asked how often a and q occur in banana,
 
     it answers at once   <answer>{"a": 2, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 4 times, …      mostly wrong
@@ -26,14 +26,14 @@ and its replies to two tasks. An evaluation is greedy: it takes the likeliest to
 time. In training, tokens are sampled at random, and a sampled reply is right less often
 than a greedy one: update 1 earns 0.06, although 19% of the greedy replies were right.
 Sampling also shows what greedy decoding hides: 5% of the samples spell the string out.
-They are right far more often than the rest, so spelling becomes likelier.
+These 5% are right far more often than the rest, so spelling becomes likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
 evaluation. The model and its tokenizer come last; RL does not depend on how they work.
 
-The other .py files beside this one are "the book". The heading of each part below names
-the file that does the same job faster, more safely and for other tasks.
-tests/test_pico.py compares the two; docs/pico.md shows the tensors of one update.
+The .py files beside this one, "the book", do the same jobs faster, more safely and for
+other tasks; the heading of each part below names the file. tests/test_pico.py compares
+the two. docs/pico.md shows the tensors of one update.
 """
 
 import argparse
@@ -72,8 +72,8 @@ TASKS = 8
 # Replies to each task. With K = 1 a reply has nothing to be compared with: every
 # advantage is 0, and nothing is learned.
 K = 8
-# The longest reply. With 64, a spelled-out reply is cut off before its answer ends, so
-# spelling is never rewarded.
+# The longest reply. If you set it to 64, a spelled-out reply is cut off before its
+# answer ends, so spelling is never rewarded.
 MAX_TOKENS = 320
 # The learning rate. With 0.1 the model babbles after a few updates, and the reward
 # stays at 0.
@@ -81,7 +81,7 @@ LR = 3e-4
 # The rate rises over the first WARMUP updates, then falls linearly towards LR_END * LR.
 WARMUP = 5
 LR_END = 0.1
-# A gradient with a larger norm is scaled down to this one.
+# A gradient whose norm is larger is scaled down to this norm.
 MAX_NORM = 1.0
 
 SFT_STEPS = 50
@@ -103,8 +103,8 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    # Drawn and thrown away: the book draws here, and a seed must give the same task in
-    # both.
+    # Not used here: with this number env_letters.py decides whether to ask for several
+    # letters. Drawn all the same, so that a seed gives the same task in both.
     rng.random()
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
@@ -144,7 +144,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
     # In Python True == 1 and 1.0 == 1, but neither is a count, so types are checked,
-    # too. (If answer == counts, answer is a dict and has values().)
+    # too. (`and` stops at a wrong answer, so values() is only called on a dict.)
     return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
@@ -163,7 +163,7 @@ def main(seed: int, updates: int) -> None:
     """Some imitation (SFT), then the loop of GRPO: sample, compare, learn, look."""
     first_seed = first_task_seed(seed, updates)
     torch.manual_seed(seed)
-    lora = new_lora()  # the trainable weights
+    lora = new_lora()  # the trainable weights: small additions to the frozen ones
     # evaluate prints the replies to these two
     for name, task_seed in zip("AB", DEV_SEEDS[-2:]):
         ask, counts = make_task(task_seed)
@@ -234,18 +234,18 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     """The loss of one group. advantages [k], one per reply.
 
     A token's gain is its advantage times its log-prob. A reply's gain is the mean over
-    its tokens. The loss is minus their sum; main divides it by the number of replies.
+    its tokens. The loss is minus the sum of the replies' gains; main divides it by the
+    number of replies.
 
     Why that? A task's expected reward is the sum of p(reply) * reward over all replies.
     Since grad p = p * grad log p, its gradient is the mean, over sampled replies, of
     reward * grad log p(reply): the policy gradient (Williams 1992). Subtracting the
-    same number from all rewards does not change this mean, but makes it less noisy.
+    same number from all rewards does not change this mean, but makes it less noisy. The
+    group's mean is nearly such a number (the head of grpo.py says what differs).
 
-    With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py can
-    take several, so in place of the log-prob it uses the *ratio* (the token's
-    probability now, divided by its probability when it was sampled) and clips it. The
-    gradient of the ratio is the ratio times that of the log-prob, and at the first step
-    the ratio is 1.
+    With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py may
+    take several, and then needs the *ratio*: the token's probability now, divided by
+    its probability when it was sampled. It is clipped.
     """
     # for each of the M reply tokens: its log-prob, and which reply it belongs to
     logp, reply_of = logprobs_of(weights, group)
@@ -330,7 +330,7 @@ def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episod
 
     # Each prompt is read once, in G rows, and then answered k times: B = G · k rows.
     size = (LAYERS, 2, len(tasks), KV_HEADS, longest + MAX_TOKENS, HEAD_DIM)
-    cache = torch.zeros(size, device=DEVICE)
+    cache = torch.zeros(size, device=DEVICE)  # 2: keys and values
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
     logp = logp.repeat_interleave(k, 0)  # [B, V]
     pad = pad.repeat_interleave(k)  # [B]
@@ -373,6 +373,7 @@ def draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     # Rounding leaves the last sum slightly off 1, so the number is scaled by it. If
     # rounding still pushes it past the end, clamp picks the last token.
     target = uniforms[:, None] * cdf[:, -1:]
+    # right=True: the first entry that is greater than target
     token = torch.searchsorted(cdf, target, right=True)[:, 0]
     return token.clamp(max=cdf.shape[1] - 1)
 
@@ -410,7 +411,7 @@ def imitate(lora: dict, seed: int) -> None:
 
 
 def spells_it_out(reply: str) -> bool:
-    """Does it think letter by letter, "b a1 n1 a2"? We watch this; it earns nothing."""
+    """Does it think letter by letter, "b a1 n a2"? We watch this; it earns nothing."""
     thought, _, rest = reply.rpartition("</think>")  # without one, thought is ""
     if "<think>" in rest:  # never closed: the whole reply is a thought
         thought = reply
@@ -556,7 +557,7 @@ def forward(
         k = rotate(k, angle)  # [B, KV_HEADS, T, d]
         v = heads(h, f"{attn}.v")
         if cache is not None:
-            kv = cache[layer]  # keys and values: [2, B, KV_HEADS, columns, d]
+            kv = cache[layer]  # a view of the cache, [2, B, KV_HEADS, columns, d]
             kv[:, :, :, start : start + T] = torch.stack([k, v])
             k, v = kv[:, :, :, : start + T]
         # enable_gqa: HEADS / KV_HEADS query heads share one head of keys and values.
@@ -603,6 +604,7 @@ def new_lora() -> dict[str, torch.Tensor]:
     shapes = {name: w.shape for name, w in BASE.items() if "_proj" in name}
     lora = {}
     for name, (n_out, n_in) in shapes.items():
+        # uniform between -1/√n_in and 1/√n_in, as in peft
         lora[name + ".A"] = (2 * torch.rand(RANK, n_in) - 1) / n_in**0.5
         lora[name + ".B"] = torch.zeros(n_out, RANK)  # the policy starts as the base
     return {name: x.to(DEVICE).requires_grad_() for name, x in lora.items()}

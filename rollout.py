@@ -176,7 +176,7 @@ def sample_each(
     groups = group_by_prompt(players)
     # sampler.sample draws the same number of replies for each prompt, so it is called
     # once per group size. In the first turn a group normally has k players. Later some
-    # have ended, and a player with a cache forms a group of one.
+    # have ended, and a player with a cache is a group of one (so [0] below is it).
     for size in sorted({len(group) for group in groups}):
         same = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in same]

@@ -135,7 +135,7 @@ def sft_step(
     # n: all trained tokens of the batch. Each part divides its sum by n, so the
     # gradients of the parts add up to that of the mean.
     n = sum(e.reply_tokens for e in episodes)
-    # Sorted, and dealt in turn to several processes: each gets some of every length.
+    # Sorted by length and dealt in turn: each of several processes gets all lengths.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = backend.shard(by_length)
     optimizer.zero_grad(set_to_none=True)
@@ -157,6 +157,8 @@ def sft_batches(
 
     A batch may hold the end of one pass and the beginning of the next.
     """
+    if steps and not episodes:
+        raise ValueError("SFT: there are no demonstrations; use --sft-steps 0")
     rng = random.Random(seed)
     queue = []
     while len(queue) < steps * batch_size:

@@ -5,8 +5,9 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (sample, compare, learn, look) x updates -> eval "final"
 
-This file plugs in what the other top-level files, the chapters, do without: speed
-(fast/) and records (bookkeeping/). learn/loop.py is the same loop without either.
+This file plugs in what the chapters (the other top-level files, but for pico.py) do
+without: speed (fast/) and records (bookkeeping/). learn/loop.py is the same loop
+without either.
 
 Without a GPU, or if the Hugging Face hub cannot be reached, it trains a model from
 models/. If a run was killed, `--resume runs/NAME` continues it.
@@ -72,9 +73,9 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     # ---- GRPO: replies that score above their group's mean become likelier -----------
     print(reading_guide(cfg))  # once: how to read the lines below
     while not run.finished():
-        # 1 sample: the current policy plays each task k times, one group per task.
-        # (collector.collect gives the sampler the new weights, then calls rollout.play.
-        # level: how hard the tasks are; it changes only with --curriculum.)
+        # 1 sample: the sampler gets the new weights, then rollout.play plays each task
+        # k times, one group per task. (level: how hard the tasks are; it changes only
+        # with --curriculum.)
         groups = collector.collect(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group? Sets
@@ -88,8 +89,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         set_learning_rate(optimizer, lr)
         with collector.paused(), policy.learning():
             result = update(policy, optimizer, episodes, cfg, reference, backend)
-            # The columns of metrics.jsonl. This may need another forward pass, so it
-            # must stay inside the block, where the trainer has the memory.
+            # The columns of metrics.jsonl. (Inside the block, where the trainer has the
+            # memory, because this may need another forward pass.)
             stats = log_columns(result, groups, policy, cfg, backend)
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
