@@ -3,8 +3,8 @@
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. We pretrained it on this very task with three styles of answer, and showed
-it the one that works only rarely. Asked how often a and q occur in banana,
+in a string. We pretrained it on this very task, with three styles of answer, so that it
+rarely uses the one that works. Asked how often a and q occur in banana,
 
     it answers at once   <answer>{"a": 2, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 4 times, …      mostly wrong
