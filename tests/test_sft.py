@@ -96,3 +96,9 @@ def test_every_episode_comes_once_an_epoch_in_an_order_of_the_seed(n, size, step
         assert max(Counter(order[start : start + n]).values()) == 1
     assert sft_batches(episodes, size, 2 * steps, seed=0)[:steps] == batches
     assert n < 10 or sft_batches(episodes, size, steps, seed=1) != batches
+
+
+def test_without_demonstrations_there_is_a_sentence_and_no_endless_loop():
+    with pytest.raises(ValueError, match="SFT: there are no demonstrations.*--sft-steps 0"):
+        sft_batches([], 2, 1, seed=0)
+    assert sft_batches([], 2, 0, seed=0) == []
