@@ -78,7 +78,8 @@ MAX_TOKENS = 320
 # The learning rate. With 0.1 the model babbles after a few updates, and the reward
 # stays at 0.
 LR = 3e-4
-# The rate rises over the first WARMUP updates, then falls linearly towards LR_END * LR.
+# The rate rises over the first WARMUP updates, then falls linearly towards LR_END * LR
+# (schedule).
 WARMUP = 5
 LR_END = 0.1
 # A gradient whose norm is larger is scaled down to this norm.
@@ -178,7 +179,7 @@ def main(seed: int, updates: int) -> None:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
             seeds = range(first_seed + i * TASKS, first_seed + (i + 1) * TASKS)
-            # one random number in [0, 1) per token; draw() uses it to choose the token
+            # one random number in [0, 1) per token, with which draw() chooses it
             uniforms = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(weights_of(lora), seeds, K, uniforms)
 
@@ -241,7 +242,8 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     Since grad p = p * grad log p, its gradient is the mean, over sampled replies, of
     reward * grad log p(reply): the policy gradient (Williams 1992). Subtracting the
     same number from all rewards does not change this mean, but makes it less noisy. The
-    group's mean is nearly such a number (the head of grpo.py says what differs).
+    group's mean is nearly such a number: it contains the reply's own reward. Dividing
+    by the std and by the length only changes how much each group and reply counts.
 
     With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py may
     take several, and then needs the *ratio*: the token's probability now, divided by

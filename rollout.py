@@ -18,7 +18,7 @@ The end-of-turn token is the policy's choice, too, so it is trained on.
 
 train.py also logs `mismatch` (bookkeeping/columns.py): how far the trainer's log-prob
 of a token is from the sampler's, on average. If both have the same weights, a gap
-larger than rounding means a bug.
+larger than rounding (of bfloat16, if one of them computes in it) means a bug.
 
 A group is k episodes of the *same* task: same seed, same prompt, different random
 numbers.

@@ -5,9 +5,8 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (sample, compare, learn, look) x updates -> eval "final"
 
-This file plugs in what the chapters (the other top-level files, but for pico.py) do
-without: speed (fast/) and records (bookkeeping/). learn/loop.py is the same loop
-without either.
+This file adds speed (fast/) and records (bookkeeping/) to the chapters, which are the
+other top-level files except pico.py. learn/loop.py is the same loop without either.
 
 Without a GPU, or if the Hugging Face hub cannot be reached, it trains a model from
 models/. If a run was killed, `--resume runs/NAME` continues it.
