@@ -124,7 +124,7 @@ def pieces(rows: Iterable, tokens: Callable, most: int) -> list[list]:
 
 # ------------------------------------------------------ samples of another policy
 
-# The choices of --importance, which off_policy_terms explains.
+# The choices of --importance, which set_off_policy_terms explains.
 IMPORTANCE = ("clip", "none", "token", "sequence", "token_mask", "sequence_mask")
 CAPPED = ("token", "sequence")
 CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not tuned
@@ -133,12 +133,12 @@ CAP = 2.0  # too small adds bias towards the sampler, too large adds noise; not 
 BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
-def off_policy_terms(
-    batch: Batch, output: Output, cfg
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log of what the ratio divides by, weight of the sample): [M], [M].
+def set_off_policy_terms(batch: Batch, output: Output, cfg) -> None:
+    """Set what the ratio divides by, and how much each sampled token weighs: [M] each.
 
-    Called at a batch's first pass; both hold for all epochs.
+    Sets batch.old_logprobs (the log of the former) and batch.importance, by which
+    batch.weights are multiplied. Called at a batch's first pass; all hold for all
+    epochs.
 
     If the policy that sampled is the one being trained, you can skip this: every ratio
     is 1, and all ways below are the same. But samples may also come from an older
@@ -163,9 +163,10 @@ def off_policy_terms(
     each did.
     """
     start = output.logprobs.detach()  # [M]
-    old = batch.sampler_logprobs if cfg.importance == "clip" else start
+    batch.old_logprobs = batch.sampler_logprobs if cfg.importance == "clip" else start
     log_ratio = start - batch.sampler_logprobs
-    return old, importance_weights(cfg.importance, log_ratio, batch.episode_of)
+    batch.importance = importance_weights(cfg.importance, log_ratio, batch.episode_of)
+    batch.weights = batch.weights * batch.importance
 
 
 def importance_weights(

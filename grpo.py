@@ -52,7 +52,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from batch import Batch, collate, off_policy_terms, split_by_tokens
+from batch import Batch, collate, set_off_policy_terms, split_by_tokens
 from policy import PLAIN, Backend, Output, Policy, take_step, with_weights
 from rollout import Episode
 
@@ -331,13 +331,9 @@ def update(
                 policy, ids, mask, cfg.temperature, rule.needs_logits
             )
             if epoch == 0:
-                # Fix the ratio's denominator (old_logprobs) and each token's importance
-                # (about 1 if the sample is fresh) for all epochs. The importance scales
-                # the gain and the KL.
-                batch.old_logprobs, batch.importance = off_policy_terms(
-                    batch, output, cfg
-                )
-                batch.weights = batch.weights * batch.importance
+                # Once per batch, for all epochs: what the ratio divides by, and how
+                # much a token weighs if an older policy sampled it.
+                set_off_policy_terms(batch, output, cfg)
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
             kl = kl_to_reference(policy, reference, batch, output, cfg, backend)  # [M]

@@ -69,7 +69,7 @@ class Episode:
     stop_reason: str = ""  # "": it has not ended
     error: str = ""  # with stop_reason "error": what happened, in one line
     messages: list[dict] = field(default_factory=list)  # as text, to read
-    # For samples of an older policy (batch.off_policy_terms). Skip these two at first.
+    # For samples of an older policy (batch.py). Skip these two at first.
     policy_version: int = 0  # updates done when this was sampled
     age: int = 0  # updates between sampling and training; 0 unless it is sampled ahead
 

@@ -134,8 +134,8 @@ class Config:
     temperature: float = 1.0
     # longest reply in a turn, in tokens; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence, token_mask, sequence_mask (batch.off_policy_terms);
-    # by model size
+    # clip, none, token, sequence, token_mask or sequence_mask, as
+    # batch.set_off_policy_terms says; by model size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
