@@ -76,13 +76,13 @@ def read(name: str) -> dict:
 def keep(file: Path, head: dict, arms: dict) -> None:
     """Add arms to a result file, or replace them.
 
-    Each arm has its own line, so that a diff shows what has grown. Numbers have eight digits: no
+    Each arm has its own line, so that a diff shows what has grown. Numbers have six digits: no
     page shows more.
     """
     data = json.loads(file.read_text(encoding="utf8")) if file.exists() else {}
     arms = data.pop("arms", {}) | arms
-    eight_digits = lambda text: float(f"{float(text):.8g}")
-    rounded = lambda x: json.loads(json.dumps(x), parse_float=eight_digits)
+    six_digits = lambda text: float(f"{float(text):.6g}")
+    rounded = lambda x: json.loads(json.dumps(x), parse_float=six_digits)
     short = lambda x: json.dumps(rounded(x), separators=(",", ":"), ensure_ascii=False)
     line = lambda item: f"{short(item[0])}:{short(item[1])}"
     lines = [
