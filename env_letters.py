@@ -15,9 +15,8 @@ several are. One turn, exact reward.
 Why this task: it is hard to count 60 letters at a glance, and easy if you spell the
 string out with a running tally. So the reward rises when the model takes up the *habit
 of spelling*, and we can watch it happen. (The model that is trained is called the
-*policy*, because it acts.) The ten tiers
-range from short English words to 500 random letters. They come from Atropos, a public
-collection of RL environments.
+*policy*, because it acts.) Tasks have ten tiers, from short English words to 500 random
+letters. They come from Atropos, a public collection of RL environments.
 
 An environment sets a task and scores how it was played; each play is an *episode*. It
 is plain Python and knows nothing of tokens or tensors:

@@ -73,9 +73,9 @@ def group_advantages(
               "best" (RAFT: Dong et al. 2023) is not a baseline but a selection: 1 for a
               reward that is above its group's mean and in the upper quarter (ties
               count), else 0. With "none" and "best" `divide` is ignored
-    divide    "std": by the standard deviation (of a population; TRL divides by k - 1
-              under the root); "none" (--no-normalize); "mean": by the
-              mean reward, so that rare successes weigh more (Tajwar et al. 2026,
+    divide    "std": by the standard deviation (the root of a mean over k; TRL's is over
+              k - 1); "none" (--no-normalize); "mean": by the mean reward, so that
+              rare successes weigh more (Tajwar et al. 2026,
               "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
     """
     rewards = rewards.double()

@@ -155,7 +155,8 @@ def sft_batches(
 ) -> list[list[Episode]]:
     """`steps` batches: passes over all episodes, each in a new order, cut into batches.
 
-    A batch may hold the end of one pass and the beginning of the next.
+    A batch may hold the end of one pass and the beginning of the next. ValueError if
+    there are steps and no episodes.
     """
     if steps and not episodes:
         raise ValueError("SFT: there are no demonstrations; use --sft-steps 0")

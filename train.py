@@ -48,6 +48,12 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     cfg, policy, new_env_at, collector, teacher = prepare(cfg, user_flags)
     backend = replace(choose_backend(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
+    # How good was each token? Rewards say it; with --teacher, a model does.
+    set_advantages = (
+        partial(teacher_advantages, teacher, backend=backend)
+        if teacher
+        else compute_advantages
+    )
     # start loads the checkpoint, if there is one.
     run.start(cfg, policy, optimizer, collector)
     state = run.state  # how many updates are done, and what else a resumed run needs
@@ -78,11 +84,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         groups = collector.collect(state.updates, state.level)  # [num_tasks][k]
         episodes = [e for group in groups for e in group]
         # 2 compare: how much better was each episode than the others of its group? Sets
-        # Episode.advantages, one per sampled token.
-        if teacher:  # instead: how much likelier does --teacher find each token?
-            teacher_advantages(teacher, groups, cfg, backend)
-        else:
-            compute_advantages(groups, cfg)
+        # Episode.advantages, one per sampled token (grpo.compute_advantages).
+        set_advantages(groups, cfg)
         # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         lr = settings.learning_rate(cfg, state.updates)
         set_learning_rate(optimizer, lr)

@@ -363,7 +363,7 @@ def test_what_is_wrong_with_an_environment_is_said(tmp_path, monkeypatch, old, n
     "change, flags",
     [
         ([], {}),
-        ([EXPERT, "raise NotImplementedError"], {"sft_steps": 0}),  # nobody asks it
+        ([EXPERT, "raise NotImplementedError"], {"sft_steps": 0}),  # the expert is not asked
         (["said) / 2", "said) / len(self.said)"], {}),  # it is asked after a reply
     ],
 )
