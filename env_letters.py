@@ -16,7 +16,7 @@ Why this task: it is hard to count 60 letters at a glance, and easy if you spell
 string out with a running tally. So the reward rises when the model takes up the *habit
 of spelling*, and we can watch it happen. (The model that is trained is called the
 *policy*, because it acts.) Tasks have ten tiers, from short English words to 500 random
-letters. They come from Atropos, a public collection of RL environments.
+letters. The tiers are those of Atropos, a public collection of RL environments.
 
 An environment sets a task and scores how it was played; each play is an *episode*. It
 is plain Python and knows nothing of tokens or tensors:
@@ -32,7 +32,7 @@ and three attributes:
     think                                   may a reply think?
     tools                                   JSON schemas, or None
     max_turns                               the most replies of an episode. Optional;
-                                            with 1 the sampler keeps no cache
+                                            1 saves memory when sampling
 
 The reward is decided in score_reply. Any string is a legal reply: garbage lowers the
 reward but is not an error. The same seed and the same replies give the same score on
@@ -56,13 +56,12 @@ class Tier(NamedTuple):
     source: str  # "word" (English) or "random" (letters)
     shortest: int  # the string, in letters
     longest: int
-    p_several: float
-    fewest: int
-    most: int
+    p_several: float  # the chance to ask for several letters, otherwise for one
+    fewest: int  # how many letters then: at least, but never under 2
+    most: int  # at most, but never over 26
 
 
-# With probability p_several a task asks for fewest to most letters (at least 2, at most
-# 26), otherwise for one. The numbers are Atropos's. Tier 10 always asks for all 26.
+# The numbers are Atropos's. Tier 10 always asks for all 26.
 TIERS = {
     1: Tier("word", 3, 8, 0.0, 1, 1),
     2: Tier("word", 5, 12, 0.5, 1, 2),
@@ -87,7 +86,7 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300 characters.
 LONGEST_ANSWER = 1000
-# Only with --no-think: a long reply could count in its blanks (is_one_block).
+# Only with --no-think: blanks could serve as scratch paper (is_one_block).
 LONGEST_REPLY = 2000
 
 
@@ -304,7 +303,6 @@ class Letters:
     reward_kind: str  # --reward: "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # --sft-style: how the expert answers, one of STYLES
-    # A ClassVar is not a dataclass field: all objects share it, and no flag sets it.
     tools: ClassVar[None] = None  # there are none to call
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 

@@ -18,7 +18,7 @@ Why does this raise the reward? The *policy gradient* (Williams 1992) says so:
 
 log p(reply) is the sum of the log-probs of its tokens, so each token gets the reply's
 reward. Subtracting the same number from all rewards of a task does not change that mean
-(the p add up to 1, so ∇log p is 0 on average), but makes it less noisy. The group's
+(Σ p · ∇log p = Σ ∇p = ∇1 = 0), but makes it less noisy. The group's
 mean contains the reply's own reward; that only shrinks the gradient, to 1 - 1/k of it.
 The division by the std, and the weights below, then change how much each task and each
 token counts.
@@ -26,7 +26,7 @@ token counts.
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
 policy. By default each batch is used for one optimizer step. So the importance ratio,
 p / p_old (how likely a token is now, over how likely it was when it was sampled), is 1
-but for rounding, and nothing is clipped.
+apart from rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
 is minus the mean advantage, about 0 for any model. The gradient is not 0: p_old is
@@ -89,8 +89,8 @@ def group_advantages(
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     difference = rewards - mean  # [G, k]
     # Where rewards are equal, rounding may leave 1e-17 (0.1 - mean([0.1] * 3)). Set
-    # that to exactly 0, or the group would not be skipped (choose_and_weigh). Failed
-    # episodes become 0, too.
+    # that to exactly 0, or choose_and_weigh would not skip the group. Failed episodes
+    # become 0, too.
     tiny = difference.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = difference.masked_fill(tiny | ~valid, 0.0)  # [G, k]
     if baseline == "best":
@@ -113,11 +113,12 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     An episode's advantage is how much better it was than its group. All its tokens
     share it, over all turns. Failed episodes get 0, and do not count in the means.
     """
-    # What advantages are divided by is the loss's choice (LOSSES, further down): for
-    # most the std, which gives more weight to tasks that nearly always or nearly never
-    # succeed (Liu 2025). dr_grpo, that paper's loss, does not divide; it also weighs
-    # tokens differently.
-    divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"  # --no-normalize
+    # What advantages are divided by stands in the loss's row of LOSSES (further down):
+    # for most the std, which gives more weight to tasks that nearly always or nearly
+    # never succeed (Liu 2025). --no-normalize divides by nothing, whatever the loss.
+    # dr_grpo, that paper's loss, does not divide, either; it also weighs tokens
+    # differently.
+    divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"
     episodes = [e for group in groups for e in group]
     if not any(e.turn_rewards for e in episodes):
         rewards = [[e.reward if has_score(e) else math.nan for e in g] for g in groups]
@@ -174,8 +175,8 @@ def has_score(episode: Episode) -> bool:
 
 
 # ------------------------------------------------------------------------------- losses
-# A row of the table LOSSES, below, names one of these functions as its gain. All have
-# the same four parameters; some need only one or two.
+# Each function is the gain of one or more rows of LOSSES, below. All have the same four
+# parameters; some need only one or two. A is a token's advantage.
 
 
 def clipped_surrogate(
@@ -183,8 +184,8 @@ def clipped_surrogate(
 ) -> torch.Tensor:
     """-> [M]: min(ratio · A, clipped ratio · A), Schulman 2017 (PPO), eq. 7.
 
-    Once a token's ratio has left the clip range in the direction that A rewards, its
-    gradient is 0.
+    Once the ratio has moved as far as the clip allows, in the direction that A asks
+    for, the gradient is 0.
     """
     low, high = clip
     clipped = ratio.clamp(1 - low, 1 + high)  # [M]
@@ -215,8 +216,8 @@ def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tenso
     than in PPO.
     """
     low, high = clip
-    moved = output.logprobs.detach().exp() - batch.old_logprobs.exp()  # [M]
-    too_far = torch.where(batch.advantages > 0, moved > high, moved < -low)
+    change = output.logprobs.detach().exp() - batch.old_logprobs.exp()  # [M]
+    too_far = torch.where(batch.advantages > 0, change > high, change < -low)
     return (ratio * batch.advantages).masked_fill(too_far, 0.0)
 
 
@@ -226,40 +227,37 @@ class LossRule:
 
     Episodes whose advantage is 0 are left out, unless needs_logits or whole_groups is
     set, or --kl is on.
-
-    gain          a function as above, to be maximised: (batch, output, ratio, clip) ->
-                  [M]. It must have no side effects, because to_log calls it a second
-                  time, without the clip
-    ratio         the importance ratio: "token", one per token; "episode", the geometric
-                  mean over an episode's tokens
-    clip          (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo uses
-                  them to bound a difference of probabilities)
-    weight        of a token. The batch has N episodes with S sampled tokens, L of them
-                  in the token's own episode:
-                      "episode"     1 / (N · L)           episodes weigh the same
-                      "token"       1 / S                 tokens weigh the same
-                      "max_tokens"  1 / (N · max_tokens)  whatever the lengths
-    divide        what advantages are divided by (group_advantages)
-    needs_logits  does `gain` read output.entropy, output.logits or output.hidden? That
-                  takes memory for M · V numbers
-    whole_groups  does `gain` compare the episodes of a group? Then a group is never
-                  cut into micro-batches
-
-    The last two are rare.
     """
 
+    # One of the functions above, to be maximised: (batch, output, ratio, clip) -> [M].
+    # It must have no side effects: to_log calls it a second time, without the clip.
     gain: Callable
+    # The importance ratio: "token", one per token; "episode", the geometric mean over
+    # an episode's tokens.
     ratio: str = "token"
+    # (ε, ε_high): the ratio is clipped to [1 - ε, 1 + ε_high]. (dppo uses them to bound
+    # a difference of probabilities.)
     clip: tuple[float, float] = (0.2, 0.2)
+    # How much a token counts. The batch has N episodes with S sampled tokens, L of them
+    # in the token's own episode:
+    #     "episode"     1 / (N · L)           episodes weigh the same
+    #     "token"       1 / S                 tokens weigh the same
+    #     "max_tokens"  1 / (N · max_tokens)  whatever the lengths
     weight: str = "token"
+    # What advantages are divided by: "std", "none" or "mean" (group_advantages).
     divide: str = "std"
+    # Rare: does gain read output.entropy, output.logits or output.hidden? That takes
+    # memory for M · V numbers.
     needs_logits: bool = False
+    # Rare: does gain compare the episodes of a group? Then a group is never cut into
+    # micro-batches.
     whole_groups: bool = False
 
 
 NO_CLIP = (math.inf, math.inf)
 
-# To add a loss, add a row, and a function if it has a new form; then --loss NAME.
+# To add a loss, add a row, and a function if none of those above fits; then use it with
+# --loss NAME. If a loss is no sum of weight · gain, replace update: docs/fork.md.
 LOSSES = {
     # Williams 1992, with GRPO's advantages; with --baseline none, the reward itself
     "reinforce": LossRule(reinforce, clip=NO_CLIP),
@@ -331,8 +329,8 @@ def update(
                 policy, ids, mask, cfg.temperature, rule.needs_logits
             )
             if epoch == 0:
-                # Once per batch, for all epochs: what the ratio divides by, and how
-                # much a token weighs if an older policy sampled it.
+                # Sets batch.old_logprobs, what the ratio divides by, for all epochs,
+                # and changes batch.weights if an older policy sampled the tokens.
                 set_off_policy_terms(batch, output, cfg)
             ratio = RATIOS[rule.ratio](batch, output)  # [M]
             gain = rule.gain(batch, output, ratio, rule.clip)  # [M]
@@ -446,9 +444,9 @@ def kl_to_reference(
 ):
     """With --kl: k3 of each sampled token, [M]; else zeros.
 
-    It is the usual estimate (Shao et al. 2024, eq. 4). On average its value is that of
-    KL(policy || reference), but its gradient is that of KL(reference || policy). Close
-    to the reference the two nearly agree.
+    It is the usual estimate (Shao et al. 2024, eq. 4), good enough near the reference:
+    on average its value is that of KL(policy || reference), but its gradient is that of
+    KL(reference || policy). The closer the two policies, the better they agree.
     """
     if not cfg.kl:
         return torch.zeros_like(output.logprobs)
@@ -463,7 +461,7 @@ def k3(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """An estimate of KL(policy || reference), nats, at each token the policy sampled.
 
     log-probs [M], [M] -> [M]: r - log r - 1 with r = p_reference / p, of low variance
-    and, but for rounding, never negative (Schulman 2020, "Approximating KL
+    and, apart from rounding, never negative (Schulman 2020, "Approximating KL
     divergence").
     """
     return (ref_logprobs - logprobs).exp() - (ref_logprobs - logprobs) - 1

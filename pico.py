@@ -3,8 +3,9 @@
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. We pretrained it on this very task, with three styles of answer, so that it
-rarely uses the one that works. Asked how often a and q occur in banana,
+in a string. We pretrained it on this very task, with three styles of answer. For two
+of them we showed it rough counts, or it would have learned to count at a glance; the
+third works, and we made it rare. Asked how often a and q occur in banana,
 
     it answers at once   <answer>{"a": 2, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 4 times, …      mostly wrong
@@ -22,11 +23,13 @@ With seed 0 you will see this (95% intervals in brackets):
     update 150  reward 0.97  spells it out 100%  grad norm 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
-and its replies to two tasks. An evaluation is greedy: it takes the likeliest token each
-time. In training, tokens are sampled at random, and a sampled reply is right less often
-than a greedy one: update 1 earns 0.06, although 19% of the greedy replies were right.
-Sampling also shows what greedy decoding hides: 5% of the samples spell the string out.
-These 5% are right far more often than the rest, so spelling becomes likelier.
+and its replies to two tasks. (SFT imitates the second style, here with true counts.)
+
+Why is the reward 0.06, when 19% were right just before? An evaluation is greedy: it
+takes the likeliest token each time. In training, tokens are sampled at random, and a
+sampled reply is right less often. But sampling also shows what greedy decoding hides:
+5% of the samples spell the string out. These are right far more often than the rest, so
+spelling becomes likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
 evaluation. The model and its tokenizer come last; RL does not depend on how they work.
@@ -78,8 +81,8 @@ MAX_TOKENS = 320
 # The learning rate. With 0.1 the model babbles after a few updates, and the reward
 # stays at 0.
 LR = 3e-4
-# The rate rises over the first WARMUP updates, then falls linearly towards LR_END * LR
-# (schedule).
+# The rate rises over the first WARMUP updates, then falls linearly towards LR_END * LR:
+# see schedule().
 WARMUP = 5
 LR_END = 0.1
 # A gradient whose norm is larger is scaled down to this norm.
@@ -104,8 +107,8 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    # Not used here: with this number env_letters.py decides whether to ask for several
-    # letters. Drawn all the same, so that a seed gives the same task in both.
+    # Thrown away. env_letters.py draws a number here, to decide whether to ask for
+    # several letters; so the same seed gives the same task in both.
     rng.random()
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
@@ -165,7 +168,7 @@ def main(seed: int, updates: int) -> None:
     first_seed = first_task_seed(seed, updates)
     torch.manual_seed(seed)
     lora = new_lora()  # the trainable weights: small additions to the frozen ones
-    # evaluate prints the replies to these two
+    # Show two tasks; evaluate prints the replies to them.
     for name, task_seed in zip("AB", DEV_SEEDS[-2:]):
         ask, counts = make_task(task_seed)
         print(f"Task {name}: {ask}\nRight: {json.dumps(counts)}\n", flush=True)
@@ -179,7 +182,7 @@ def main(seed: int, updates: int) -> None:
         for i in range(updates):
             # 1 sample: K replies to each task, drawn token by token at random.
             seeds = range(first_seed + i * TASKS, first_seed + (i + 1) * TASKS)
-            # one random number in [0, 1) per token, with which draw() chooses it
+            # one random number in [0, 1) per token; draw() turns it into a choice
             uniforms = torch.rand(TASKS * K, MAX_TOKENS).to(DEVICE)
             groups = play(weights_of(lora), seeds, K, uniforms)
 
@@ -240,14 +243,15 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
 
     Why that? A task's expected reward is the sum of p(reply) * reward over all replies.
     Since grad p = p * grad log p, its gradient is the mean, over sampled replies, of
-    reward * grad log p(reply): the policy gradient (Williams 1992). Subtracting the
-    same number from all rewards does not change this mean, but makes it less noisy. The
-    group's mean is nearly such a number: it contains the reply's own reward. Dividing
-    by the std and by the length only changes how much each group and reply counts.
+    reward * grad log p(reply): the policy gradient (Williams 1992). And log p(reply) is
+    the sum of the log-probs of its tokens. Subtracting the same number from all rewards
+    does not change this mean, but makes it less noisy. The group's mean contains the
+    reply's own reward; that only shrinks the gradient, to 1 - 1/k of it. Dividing by
+    the std and by the length changes how much each group and reply counts, so it is no
+    longer exactly the gradient of the expected reward.
 
     With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py may
-    take several, and then needs the *ratio*: the token's probability now, divided by
-    its probability when it was sampled. It is clipped.
+    take several, and then needs one thing more, the ratio.
     """
     # for each of the M reply tokens: its log-prob, and which reply it belongs to
     logp, reply_of = logprobs_of(weights, group)
@@ -261,9 +265,9 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     """For each of the M reply tokens: its log-prob now, its reply's row. ([M], [M])"""
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
-    # Position t predicts token t + 1: the shift that everybody gets wrong once. With a
-    # prompt of 3 tokens and a reply of 2, the mask picks the positions that predict the
-    # reply:
+    # Position t predicts token t + 1: the shift that everybody gets wrong once. So the
+    # mask is True at the positions that predict a token of the reply. With a prompt of
+    # 3 tokens and a reply of 2:
     #
     #     position   0       1       2       3
     #     token      prompt  prompt  prompt  reply
@@ -274,8 +278,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    # Here padding is on the right, where no real token can see it. forward's `pad`
-    # counts padding on the left; there is none.
+    # Here rows are padded on the right, where no real token can see it; play() pads on
+    # the left. forward's `pad` counts padding on the left: there is none.
     no_pad = torch.zeros_like(ids[:, 0])  # [N]
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
@@ -346,7 +350,7 @@ def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episod
         else:
             token = draw(logp, uniforms[:, t])  # [B]
         drawn.append(token)
-        # A finished row goes on until all are done; what it adds is cut off below.
+        # A finished row goes on until all are done; below, its reply ends at STOP.
         done = done | (token == STOP)
         if done.all():
             break
@@ -366,10 +370,10 @@ def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episod
 def draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """One token per row, [B].
 
-    It is the first whose cumulative probability exceeds the row's uniform number.
-    logprobs [B, V]; uniforms [B], in [0, 1). (torch.multinomial does the same. The
-    random numbers are an argument so that a test can hand the same ones to the book,
-    and expect the same tokens.)
+    torch.multinomial would do, too. Here the random numbers are an argument, so that a
+    test can hand the same ones to the book, and expect the same tokens. The token is
+    the first whose cumulative probability exceeds the row's number. logprobs [B, V];
+    uniforms [B], in [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     # Rounding leaves the last sum slightly off 1, so the number is scaled by it. If
@@ -382,17 +386,14 @@ def draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 # ------------------------------ before and after the loop (book: sft.py, evaluate.py)
 def demonstration(counts: dict[str, int]) -> str:
-    """What SFT imitates: a reply's form. It states counts without deriving them."""
+    """What SFT imitates: true counts, stated without the way to them."""
     stated = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
     answer = json.dumps(counts)
     return f"<think>\nLet me count. {stated}.\n</think>\n<answer>{answer}</answer>"
 
 
 def imitate(lora: dict, seed: int) -> None:
-    """SFT: make demonstrations likelier. They never spell the string out.
-
-    Each step draws a random batch; sft.py makes passes over all of them.
-    """
+    """SFT: make demonstrations likelier. They never spell the string out."""
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)
     demos = []
@@ -418,6 +419,7 @@ def spells_it_out(reply: str) -> bool:
     if "<think>" in rest:  # never closed: the whole reply is a thought
         thought = reply
     items = thought.replace("<think>", "", 1).split()
+    # "b" or "a1"; more than half of the items must look like that
     spelled = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
     return len(spelled) > len(items) / 2
 

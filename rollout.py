@@ -3,12 +3,12 @@
     seed -> env.reset -> messages -> prompt ids -> sampler
          -> reply ids -> text -> env.step -> messages -> …
 
-The one rule is *token-exact*: we train on exactly the tokens that were sampled. Their
-ids are kept as they were drawn. The environment reads a reply as text, but that text
-never becomes tokens again, because encoding it again may give different tokens. Nor is
-the whole conversation rendered again: Qwen3's template would drop the thinking of
-earlier turns. Only what the environment says next is rendered, and appended. batch.py
-turns `sampled` into the loss mask.
+One rule: we train on exactly the tokens that were sampled. Their ids are kept as they
+were drawn. The environment reads a reply as text, but that text never becomes tokens
+again, because encoding it again may give different tokens. Nor does the whole
+conversation go through the chat template again: Qwen3's would drop the thinking of
+earlier turns. Only what the environment says next does, and is appended. batch.py turns
+`sampled` into the loss mask; tests/test_rollout.py tests the rule.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
     sampled      0            0   0  0          0            0        | 1       1 1
@@ -56,11 +56,12 @@ class Episode:
     # The token's log-prob in nats; 0.0 where it was not sampled.
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
-    # The score: what the environment's score() returned.
-    reward: float = 0.0  # what GRPO trains on, unless there are turn_rewards
-    # the rest of score(): logged and evaluated, not trained on
+    # The next three are what the environment's score() returned. The reward is what
+    # GRPO trains on, unless there are turn_rewards.
+    reward: float = 0.0
+    # The rest: logged and evaluated, not trained on.
     components: dict[str, float] = field(default_factory=dict)
-    # one per reply, if the environment gives them (score()["turn_rewards"])
+    # One per reply, if the environment gives them.
     turn_rewards: list[float] = field(default_factory=list)
     # An entry for each *sampled* token, so this list is shorter than the three above.
     # Set by grpo.compute_advantages or teacher_advantages, read by the loss.
@@ -126,12 +127,11 @@ def play(
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
     The sampler draws the tokens; play uses the policy only for its tokenizer and its
-    context length. new_env() makes an environment, and each episode gets one
-    of its own. max_tokens limits one turn. The same (sample_seed, task seed, member,
-    turn) draws the same random numbers, whatever else is in the batch. An environment
-    that raises EnvironmentFailed or ValueError ends only its own episode
-    (Episode.error). Raises FloatingPointError if the policy's log-probs are no longer
-    finite.
+    context length. new_env() makes an environment, and each episode gets one of its
+    own. max_tokens limits one turn. The same (sample_seed, task seed, member, turn)
+    draws the same random numbers, whatever else is in the batch. An environment that
+    raises EnvironmentFailed or ValueError ends only its own episode (Episode.error).
+    Raises FloatingPointError if the policy's log-probs are no longer finite.
     """
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
@@ -155,7 +155,7 @@ def play(
             del sample
     for player in players:
         player.episode.policy_version = sampler.version
-        finish(player.episode, player.env)
+        score_episode(player.episode, player.env)
     return [[player.episode for player in group] for group in groups]
 
 
@@ -176,19 +176,19 @@ def sample_each(
     groups = group_by_prompt(players)
     # sampler.sample draws the same number of replies for each prompt, so it is called
     # once per group size. In the first turn a group normally has k players. Later some
-    # have ended, and a player with a cache is a group of one (so [0] below is it).
+    # have ended, and a player with a cache is alone in its group: it is group[0].
     for size in sorted({len(group) for group in groups}):
-        same = [group for group in groups if len(group) == size]
-        prompts = [group[0].episode.token_ids for group in same]
+        groups_of_size = [group for group in groups if len(group) == size]
+        prompts = [group[0].episode.token_ids for group in groups_of_size]
         seeds = [
             [(sample_seed, p.episode.seed, p.member, p.episode.turns) for p in group]
-            for group in same
+            for group in groups_of_size
         ]
-        caches = [group[0].cache for group in same]
+        caches = [group[0].cache for group in groups_of_size]
         rows = sampler.sample(
             prompts, size, max_tokens, temperature, seeds, caches=caches, keep=keep
         )
-        for player, sample in zip(sum(same, []), sum(rows, [])):
+        for player, sample in zip(sum(groups_of_size, []), sum(rows, [])):
             player.reply = sample
 
 
@@ -293,7 +293,7 @@ def take_turn(
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        # A reply that was cut off goes to step(), too, so that it can be scored; it
+        # A reply that was cut off is scored, too, so step() hears of it. Its episode
         # counts as truncated even if the environment is done.
         new_messages, done = env.step(reply)
         # 3 is it over?
@@ -319,8 +319,8 @@ def append_given(episode: Episode, ids: list[int]) -> None:
     episode.logprobs += [0.0] * len(ids)
 
 
-def finish(episode: Episode, env) -> None:
-    """Ask for the score. A failed episode counts in no mean and no loss."""
+def score_episode(episode: Episode, env) -> None:
+    """Ask for the score. A failed episode has none; it counts in no mean, no loss."""
     if episode.stop_reason == "error":
         return
     with end_on_failure(episode):

@@ -3,9 +3,9 @@
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
 The prompt is not trained on; the end-of-turn token is. The default expert only shows
-the format (think, then answer inside <answer>): it states counts without deriving them.
-`--sft-style derives` teaches the algorithm instead. Demonstrations are scarce, as in
-practice: there are 100.
+the format (think, then answer inside <answer>): it states the counts and hides how it
+got them, so that RL has something to find. `--sft-style derives` shows the way, too.
+Demonstrations are scarce, as in practice: there are 100.
 
 Run me: `python sft.py` prints an expert episode and marks the tokens that are trained
 on.
@@ -22,8 +22,8 @@ from rollout import (
     Episode,
     context_of,
     end_on_failure,
-    finish,
     open_group,
+    score_episode,
     take_turn,
 )
 
@@ -68,7 +68,7 @@ def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
     It is played like the policy's, but each reply is env.expert_reply(). It may be
     longer than the policy's context (select_demonstrations).
     """
-    # A group of one.
+    # open_group makes a group of k players; here it has one.
     [player] = open_group(
         policy, new_env, seed, group=0, k=1, max_before_reply=UNLIMITED
     )
@@ -80,15 +80,15 @@ def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
         end = policy.tokenizer.eos_token_id
     while episode.stop_reason == "":
         with end_on_failure(episode):
-            # If the prompt ends with <think>, the expert's tokens begin after it.
-            # (take_turn puts it back for env.)
+            # Some prompts end with <think>. Then the expert's tokens begin after it;
+            # take_turn puts it back for env.
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
             # Nobody sampled these tokens, so they have no log-probs.
             sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)
-    finish(episode, env)
+    score_episode(episode, env)
     if episode.stop_reason == "error":
         raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")
     return episode
@@ -161,7 +161,7 @@ def sft_batches(
     if steps and not episodes:
         raise ValueError("SFT: there are no demonstrations; use --sft-steps 0")
     rng = random.Random(seed)
-    queue = []
+    queue = []  # shuffled passes, until there are enough for all steps
     while len(queue) < steps * batch_size:
         queue += rng.sample(episodes, len(episodes))
     return [queue[i * batch_size : (i + 1) * batch_size] for i in range(steps)]

@@ -5,8 +5,8 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (sample, compare, learn, look) x updates -> eval "final"
 
-This file adds speed (fast/) and records (bookkeeping/) to the chapters, which are the
-other top-level files except pico.py. learn/loop.py is the same loop without either.
+This file adds speed (fast/) and records (bookkeeping/) to the chapters: the .py files
+beside it, but not pico.py. learn/loop.py is the same loop without either.
 
 Without a GPU, or if the Hugging Face hub cannot be reached, it trains a model from
 models/. If a run was killed, `--resume runs/NAME` continues it.
@@ -91,8 +91,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         set_learning_rate(optimizer, lr)
         with collector.paused(), policy.learning():
             result = update(policy, optimizer, episodes, cfg, reference, backend)
-            # The columns of metrics.jsonl. (Inside the block, where the trainer has the
-            # memory, because this may need another forward pass.)
+            # The columns of metrics.jsonl. This may need another forward pass, so it
+            # stands where the trainer has the memory.
             stats = log_columns(result, groups, policy, cfg, backend)
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
@@ -149,8 +149,8 @@ def load_model(cfg: Config, user_flags: set[str]):
     the policy, and load_copy(), which loads another copy of it.
     """
     # model: its name. reason: why this one (--model auto depends on the machine).
-    # memory_settings: {setting: value} with which it fits the card. Process 0 decides
-    # for all.
+    # memory_settings: {setting: value} with which it fits the card. If there are
+    # several processes, the first one decides.
     choice = choose_model(*settings.model_request(cfg, user_flags))
     model, reason, memory_settings = parallel.broadcast(choice)
     today = parallel.broadcast(cfg.today or date.today().isoformat())

@@ -55,7 +55,7 @@ from bookkeeping.folder import code_hash, make_folder
 from chat import QWEN, in_plain_words
 from env_letters import split_thinking
 from evaluate import eval_line, eval_sets
-from rollout import UNLIMITED, EnvironmentFailed, Episode, finish
+from rollout import UNLIMITED, EnvironmentFailed, Episode, score_episode
 from settings import Config, by_size, dev_seeds, env_kind, fill
 from swarm.tools import arguments_of, written
 
@@ -297,7 +297,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
             episode.stop_reason, episode.error = "error", reason_of(end, error)
             return episode
         episode.stop_reason = "truncated"  # as in our loop
-    finish(episode, env)
+    score_episode(episode, env)
     return episode
 
 
