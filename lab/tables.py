@@ -255,6 +255,20 @@ def both_ways(ours: str, right: str = "right") -> dict[str, Cell]:
     }
 
 
+def swarm_columns(title: str) -> dict[str, Cell]:
+    """The columns of rows that come from `beside`, for rewards of swarm."""
+    return {
+        title: "{what}",
+        "rate": rate,
+        "reward, greedy": bold(reward()),
+        "GRPO minus this, greedy": "{greedy}",
+        "reward, sampled": bold(reward("sampled")),
+        "GRPO minus this, sampled": "{sampled}",
+        "turns lost to errors, sampled, %": mean("error_rate", ".1f", "sampled", 100),
+        "thousand tokens sampled, trained on": tokens,
+    }
+
+
 def differences(name: str, *rows: tuple[str, str, str, str], measure: str = "reward") -> list[list]:
     """Rows (title, an arm of results/NAME.json, another, world): the first minus the second."""
     found = read(name)["arms"]
@@ -624,16 +638,11 @@ TABLES: dict[str, Callable[[], str]] = {
             # no rival: without a difference, and not among the comparisons that Holm counts
             *(row | {"greedy": "", "sampled": ""} for row in arms("why_swarm", "start")),
         ],
-        {
-            "swarm, medium, 3 seeds": "{what}",
-            "rate": rate,
-            "reward, greedy": bold(reward()),
-            "GRPO minus this, greedy": "{greedy}",
-            "reward, sampled": bold(reward("sampled")),
-            "GRPO minus this, sampled": "{sampled}",
-            "turns lost to errors, sampled, %": mean("error_rate", ".1f", "sampled", 100),
-            "thousand tokens sampled, trained on": tokens,
-        },
+        swarm_columns("swarm, medium, 3 seeds"),
+    ),
+    "why_swarm_long": lambda: made(  # what ties in 20 updates: does it part in 40?
+        beside("grpo_long", arms("why_swarm", "cloning_again_long", "grpo_long"), "reward"),
+        swarm_columns("swarm, medium, twice the tokens, 3 seeds"),
     ),
     "why_swarm_also": lambda: table(
         "reward | greedy | sampled",
