@@ -7,7 +7,7 @@ in a string. We pretrained it on this very task, with three styles of answer. Fo
 of them we showed it rough counts, or it would have learned to count at a glance; the
 third works, and we made it rare. Asked how often a and q occur in banana,
 
-    it answers at once   <answer>{"a": 2, "q": 0}</answer>              mostly wrong
+    it answers at once   <answer>{"a": 5, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 4 times, …      mostly wrong
     it spells it out     <think> b a1 n a2 n a3 </think> <answer>…      right, but rare
 
@@ -27,9 +27,10 @@ and its replies to two tasks. (SFT imitates the second style, here with true cou
 
 Why is the reward 0.06, when 19% were right just before? An evaluation is greedy: it
 takes the likeliest token each time. In training, tokens are sampled at random, and a
-sampled reply is right less often. But sampling also shows what greedy decoding hides:
-5% of the samples spell the string out. These are right far more often than the rest, so
-spelling becomes likelier.
+sampled reply is right less often (14%, docs/why_rl.md); and these are only 64 replies,
+to eight tasks. But sampling also shows what greedy decoding hides: 5% of the samples
+spell the string out. These are right far more often than the rest, so spelling becomes
+likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
 evaluation. The model and its tokenizer come last; RL does not depend on how they work.
