@@ -135,7 +135,7 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
     letters = []
     for _ in range(n_letters):
         if rng.random() < p_present:
-            pool = present or absent  # falls back on the other list if this is empty
+            pool = present or absent  # the other list, if this one is used up
         else:
             pool = absent or present
         letters.append(pool.pop())
@@ -208,7 +208,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     if len(body) > LONGEST_ANSWER:
         return None
     # 2. For a single letter, the answer is an integer. (More than six digits cannot be
-    # a count, and int() is slow on thousands.)
+    # a count, and int() is slow on thousands of digits.)
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
     # 3. For several, a JSON object.
@@ -240,7 +240,7 @@ def score_reply(
 
         the reply                              partial              binary
         has no single well-formed answer       0                    0
-        is not the answer alone (--no-think)   0                    0
+        (--no-think) has more than the answer  0                    0
         answers about other letters            0.1                  0
         has n of the N counts right            0.1 + 0.9 · n / N    1 if n = N, else 0
 

@@ -1,4 +1,4 @@
-"""GRPO: episodes -> advantages -> loss -> one optimizer step.
+"""GRPO: episodes -> advantages -> loss -> optimizer step.
 
 The whole idea in four numbers. One task, four answers, rewards
 
@@ -175,8 +175,9 @@ def has_score(episode: Episode) -> bool:
 
 
 # ------------------------------------------------------------------------------- losses
-# Each function is the gain of one or more rows of LOSSES, below. All have the same four
-# parameters; some need only one or two. A is a token's advantage.
+# Each function returns a gain, [M]: what one or more rows of LOSSES, below, maximise.
+# All have the same four parameters; some need only one or two. A is a token's
+# advantage.
 
 
 def clipped_surrogate(
@@ -442,9 +443,9 @@ RATIOS = {"token": token_ratio, "episode": episode_ratio}
 def kl_to_reference(
     policy: Policy, reference, batch: Batch, output: Output, cfg, backend
 ):
-    """With --kl: k3 of each sampled token, [M]; else zeros.
+    """With --kl: an estimate of each sampled token's KL (k3, below), [M]; else zeros.
 
-    It is the usual estimate (Shao et al. 2024, eq. 4), good enough near the reference:
+    It is the usual one (Shao et al. 2024, eq. 4), good enough near the reference:
     on average its value is that of KL(policy || reference), but its gradient is that of
     KL(reference || policy). The closer the two policies, the better they agree.
     """

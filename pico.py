@@ -108,8 +108,8 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    # Thrown away. env_letters.py draws a number here, to decide whether to ask for
-    # several letters; so the same seed gives the same task in both.
+    # env_letters.py draws a number here, to decide whether to ask for several letters.
+    # Drawn and ignored, so that the same seed gives the same task in both.
     rng.random()
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
@@ -120,7 +120,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     letters = []
     for _ in range(n_letters):
         if rng.random() < p_present:
-            pool = present or absent  # falls back on the other list if this is empty
+            pool = present or absent  # the other list, if this one is used up
         else:
             pool = absent or present
         letters.append(pool.pop())
@@ -279,8 +279,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    # Here rows are padded on the right, where no real token can see it; play() pads on
-    # the left. forward's `pad` counts padding on the left: there is none.
+    # Here rows are padded on the right. No real token looks to its right, so that does
+    # no harm. forward's `pad` counts padding on the left: there is none.
     no_pad = torch.zeros_like(ids[:, 0])  # [N]
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
@@ -377,8 +377,8 @@ def draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     uniforms [B], in [0, 1).
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
-    # Rounding leaves the last sum slightly off 1, so the number is scaled by it. If
-    # rounding still pushes it past the end, clamp picks the last token.
+    # Rounding leaves the last sum slightly off 1, so the number is scaled by that sum.
+    # If rounding still pushes it past the end, clamp picks the last token.
     target = uniforms[:, None] * cdf[:, -1:]
     # right=True: the first entry that is greater than target
     token = torch.searchsorted(cdf, target, right=True)[:, 0]

@@ -7,8 +7,9 @@ One rule: we train on exactly the tokens that were sampled. Their ids are kept a
 were drawn. The environment reads a reply as text, but that text never becomes tokens
 again, because encoding it again may give different tokens. Nor does the whole
 conversation go through the chat template again: Qwen3's would drop the thinking of
-earlier turns. Only what the environment says next does, and is appended. batch.py turns
-`sampled` into the loss mask; tests/test_rollout.py tests the rule.
+earlier turns. Only the environment's next message goes through it, and its ids are
+appended. batch.py turns `sampled` into the loss mask; tests/test_rollout.py tests the
+rule.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
     sampled      0            0   0  0          0            0        | 1       1 1
@@ -244,7 +245,8 @@ def open_group(
     if not ready:
         return players
     opening, env = ready[0].episode.messages, ready[0].env
-    # Not inside end_on_failure: a template that fails here fails for every task.
+    # Not inside end_on_failure: a template that fails here fails for every task, so
+    # the run must stop.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     for p in ready:
         with end_on_failure(p.episode):
@@ -293,8 +295,8 @@ def take_turn(
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        # A reply that was cut off is scored, too, so step() hears of it. Its episode
-        # counts as truncated even if the environment is done.
+        # A reply that was cut off goes to step() and is scored, too, but its episode
+        # always counts as truncated.
         new_messages, done = env.step(reply)
         # 3 is it over?
         if not sample.finished:
@@ -320,7 +322,7 @@ def append_given(episode: Episode, ids: list[int]) -> None:
 
 
 def score_episode(episode: Episode, env) -> None:
-    """Ask for the score. A failed episode has none; it counts in no mean, no loss."""
+    """Ask for the score. A failed episode has none: means and loss leave it out."""
     if episode.stop_reason == "error":
         return
     with end_on_failure(episode):

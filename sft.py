@@ -2,10 +2,10 @@
 
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
-The prompt is not trained on; the end-of-turn token is. The default expert only shows
-the format (think, then answer inside <answer>): it states the counts and hides how it
-got them, so that RL has something to find. `--sft-style derives` shows the way, too.
-Demonstrations are scarce, as in practice: there are 100.
+The prompt is not trained on; the end-of-turn token is. In letters the default style,
+`states`, only shows the format (think, then answer inside <answer>) and hides how the
+counts were found, so that RL has something to find. `--sft-style derives` shows the
+way, too. Demonstrations are scarce, as in practice: there are 100.
 
 Run me: `python sft.py` prints an expert episode and marks the tokens that are trained
 on.
@@ -85,7 +85,8 @@ def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
-            # Nobody sampled these tokens, so they have no log-probs.
+            # Nobody sampled these tokens. The zeros are placeholders, which SFT does not
+            # read.
             sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)
     score_episode(episode, env)

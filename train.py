@@ -48,13 +48,13 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
     cfg, policy, new_env_at, collector, teacher = prepare(cfg, user_flags)
     backend = replace(choose_backend(cfg, policy), bar=run.bar)
     optimizer = adam(policy, cfg.lr)
-    # How good was each token? Rewards say it; with --teacher, a model does.
+    # Advantages come from the rewards or, with --teacher, from a second model.
     set_advantages = (
         partial(teacher_advantages, teacher, backend=backend)
         if teacher
         else compute_advantages
     )
-    # start loads the checkpoint, if there is one.
+    # start loads the checkpoint, if there is one (open_run has found its folder).
     run.start(cfg, policy, optimizer, collector)
     state = run.state  # how many updates are done, and what else a resumed run needs
     evaluate = partial(evaluate_stage, cfg, run, policy, collector, new_env_at)
@@ -130,7 +130,7 @@ def prepare(cfg: Config, user_flags: set[str]):
     prompt = prompt_ids(policy, opening, env.tools, env.think)
     teacher = load_teacher(cfg, policy, prompt, opening, env) if cfg.teacher else None
     turns = getattr(env, "max_turns", None)  # None: it does not say
-    # Do sampler and trainer agree? (With a planted bug, perhaps not.)
+    # Do sampler and trainer agree? (Not asked if a bug is planted.)
     if not cfg.break_:
         check_passes(policy, cfg, prompt, turns, choose_backend(cfg, policy))
     message = fit_memory(cfg, policy, len(prompt), turns)  # sets cfg.micro_tokens
