@@ -85,8 +85,7 @@ def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
-            # Nobody sampled these tokens. The zeros are placeholders, which SFT does not
-            # read.
+            # Nobody sampled these tokens. The zeros are placeholders; SFT reads none.
             sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)
     score_episode(episode, env)
