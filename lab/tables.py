@@ -437,6 +437,19 @@ def pairs(what: str, name: str, *rows: tuple[str, str, str], level: float = 0.95
     return table(f"{what} | held-out tasks | each seed | development tasks | each seed", cells)
 
 
+def swept(title: str, name: str, form: str, **labels: str) -> str:
+    """A table of what each rate got on development tasks with seed 0; the best is bold."""
+    found, rows = read(name)["arms"], {}
+    for arm, what in labels.items():
+        rates = {s.removeprefix("--lr "): x for s, x in found[arm]["swept"].items()}
+        rows[what] = {rate: x["development"] for rate, x in rates.items() if " " not in rate}
+    rates = sorted({rate for row in rows.values() for rate in row}, key=float)
+    text = lambda x, row: f"**{x:{form}}**" if x == max(row.values()) else f"{x:{form}}"
+    cell = lambda rate, row: text(row[rate], row) if rate in row else ""
+    cells = [[what, *(cell(rate, row) for rate in rates)] for what, row in rows.items()]
+    return table(" | ".join([title, *rates]), cells)
+
+
 # Arms of longer.json, as its table by length calls them.
 LENGTHS = {
     "climbs": "climbs",
@@ -659,6 +672,42 @@ TABLES: dict[str, Callable[[], str]] = {
             ("drawn once, minus the start", "cloning", "start", "medium"),
             ("REINFORCE minus the start", "reinforce", "start", "medium"),
         ),
+    ),
+    "why_letters_rates": lambda: swept(
+        "letters, tier 6, right",
+        "letters",
+        ".1%",
+        rft="RFT",
+        star="STaR",
+        frozen="frozen GRPO",
+        selection="REINFORCE",
+    ),
+    "why_longer_rates": lambda: swept(
+        "letters, tier 7, right",
+        "longer",
+        ".1%",
+        rft="RFT",
+        star="STaR",
+        positives="REINFORCE",
+        tier7_swept="GRPO",
+    ),
+    "why_swarm_rates": lambda: swept(
+        "swarm, reward",
+        "why_swarm",
+        ".3f",
+        cloning="filtered cloning, drawn once",
+        star="in five rounds",
+        cloning_again="in every update (RAFT)",
+        reinforce="REINFORCE",
+        grpo="GRPO",
+    ),
+    "why_sums_rates": lambda: swept(
+        "sums, right",
+        "real",
+        ".1%",
+        rft="RFT",
+        star="STaR",
+        grpo_bfloat16="GRPO",
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
         arms(
