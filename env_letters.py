@@ -1,4 +1,4 @@
-"""Letter counting: the smallest environment in which working step by step pays.
+"""Counting letters: a small environment, hard at a glance and easy step by step.
 
 The user asks how often some letters occur in a string. The model answers inside
 <answer>…</answer>: a bare integer when one letter is asked for, a JSON object when
@@ -14,9 +14,9 @@ several are. One turn, exact reward.
 
 Why this task: it is hard to count 60 letters at a glance, and easy if you spell the
 string out with a running tally. So the reward rises when the model takes up the *habit
-of spelling*, and we can watch it happen. (The model that is trained is called the
-*policy*, because it acts.) Tasks have ten tiers, from short English words to 500 random
-letters. The tiers are those of Atropos, a public collection of RL environments.
+of spelling*, and we can watch it happen. Tasks have ten tiers, from short English words
+to 500 random letters. The tiers are those of Atropos, a public collection of RL
+environments.
 
 An environment sets a task and scores how it was played; each play is an *episode*. It
 is plain Python and knows nothing of tokens or tensors:
@@ -57,11 +57,11 @@ class Tier(NamedTuple):
     shortest: int  # the string, in letters
     longest: int
     p_several: float  # the chance to ask for several letters, otherwise for one
-    fewest: int  # how many letters then: at least, but never under 2
-    most: int  # at most, but never over 26
+    fewest: int  # if several: at least so many letters, and never fewer than 2
+    most: int  # at most so many, and never more than 26
 
 
-# The numbers are Atropos's. Tier 10 always asks for all 26.
+# The numbers are Atropos's. (So tier 10 always asks for all 26 letters.)
 TIERS = {
     1: Tier("word", 3, 8, 0.0, 1, 1),
     2: Tier("word", 5, 12, 0.5, 1, 2),
@@ -86,7 +86,7 @@ STYLES = {
 
 # In characters. An honest answer about 26 letters has under 300 characters.
 LONGEST_ANSWER = 1000
-# Only with --no-think: blanks could serve as scratch paper (is_one_block).
+# Only with --no-think, where a longer reply could hide its counting (is_one_block).
 LONGEST_REPLY = 2000
 
 
@@ -160,8 +160,8 @@ def question(task: Task, think: bool) -> str:
 def write_reply(task: Task, style: str) -> str:
     """What the scripted expert says, in one of STYLES.
 
-    Task("banana", ("a", "q"), (3, 0)) in the style "derives" -> the lines below. n gets
-    no number, because the question does not ask for it.
+    In the style "derives", Task("banana", ("a", "q"), (3, 0)) gives the lines below. n
+    gets no number, because the question does not ask for it.
 
         <think>
         b a1 n a2 n a3
@@ -236,7 +236,7 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 def score_reply(
     task: Task, reply: str, reward_kind: str, think: bool
 ) -> dict[str, float]:
-    """The reward and its components, all in [0, 1].
+    """The reward and its components, all in [0, 1]. --reward chooses the column:
 
         the reply                              partial              binary
         has no single well-formed answer       0                    0
@@ -307,16 +307,12 @@ class Letters:
     max_turns: ClassVar[int] = 1  # one reply, and the episode is over
 
     def __post_init__(self):
-        check_choice(
-            f"--difficulty {self.difficulty}", self.difficulty, TIERS, "letters"
-        )
-        check_choice(
-            f"--reward {self.reward_kind}",
-            self.reward_kind,
-            ("binary", "partial"),
-            "letters",
-        )
-        check_choice(f"--sft-style {self.style}", self.style, STYLES, "letters")
+        for flag, value, choices in (
+            ("--difficulty", self.difficulty, TIERS),
+            ("--reward", self.reward_kind, ("binary", "partial")),
+            ("--sft-style", self.style, STYLES),
+        ):
+            check_choice(f"{flag} {value}", value, choices, "letters")
 
     def reset(self, seed: int) -> list[dict]:
         """The opening messages of the task drawn with `seed`."""

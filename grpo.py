@@ -18,28 +18,28 @@ Why does this raise the reward? The *policy gradient* (Williams 1992) says so:
 
 log p(reply) is the sum of the log-probs of its tokens, so each token gets the reply's
 reward. Subtracting the same number from all rewards of a task does not change that mean
-(Σ p · ∇log p = Σ ∇p = ∇1 = 0), but makes it less noisy. The group's
-mean contains the reply's own reward; that only shrinks the gradient, to 1 - 1/k of it.
-The division by the std, and the weights below, then change how much each task and each
-token counts.
+(Σ p · ∇log p = Σ ∇p = ∇Σ p = ∇1 = 0), but makes it less noisy. The group's mean
+contains the reply's own reward: on average that multiplies the gradient by 1 - 1/k, no
+more. The division by the std, and the weights below, then change how much each task and
+each token counts.
 
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
-policy. By default each batch is used for one optimizer step. So the importance ratio,
-p / p_old (how likely a token is now, over how likely it was when it was sampled), is 1
-apart from rounding, and nothing is clipped.
+policy. The *importance ratio* is p / p_old: how likely a token is now, over how likely
+it was when it was sampled. By default each batch is used for one optimizer step. Then
+the ratio is 1, apart from rounding, and nothing is clipped.
 
 Watch the reward and grad_norm, not the printed loss. While the ratio is 1, grpo's loss
-is minus the mean advantage, about 0 for any model. The gradient is not 0: p_old is
-constant, so at a ratio of 1 the gradient of ratio · advantage equals that of
+is minus the mean advantage, about 0 for any model. Its gradient is not 0: p_old is
+constant, so at a ratio of 1 the gradient of ratio · advantage is that of
 advantage · log p.
 
 Every loss has this form:
 
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
-The *gain* is what we want more of: with reinforce, a token's advantage times its
-log-prob. A gain is maximised; the minus is added for you. The *weight* says how much a
-token counts, for example 1 / (number of sampled tokens). LOSSES is the table of both.
+The *gain* is what is to be maximised: with reinforce, a token's advantage times its
+log-prob. (The minus is added by update.) The *weight* says how much a token counts, for
+example 1 / (number of sampled tokens). LOSSES is the table of both.
 Weights are computed once, over the whole batch, so cutting it into micro-batches cannot
 change the gradient.
 
@@ -64,9 +64,8 @@ def group_advantages(
 ) -> torch.Tensor:
     """rewards [G, k] -> advantages [G, k]: each reward minus a mean, then divided.
 
-    By default that is (rewards - mean) / (std + 1e-6) of each row. The rest handles
-    ties, failed episodes (their reward is NaN: they get 0, and count in no mean) and
-    these options:
+    By default that is (rewards - mean) / (std + 1e-6) of each row. The reward of a
+    failed episode is NaN: it gets 0, and counts in no mean.
 
     baseline  "group": mean and std are those of the episode's group (Shao et al. 2024,
               §4.1.2); "batch": those of all episodes; "none": the reward itself;
@@ -113,11 +112,9 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     An episode's advantage is how much better it was than its group. All its tokens
     share it, over all turns. Failed episodes get 0, and do not count in the means.
     """
-    # What advantages are divided by stands in the loss's row of LOSSES (further down):
-    # for most the std, which gives more weight to tasks that nearly always or nearly
-    # never succeed (Liu 2025). --no-normalize divides by nothing, whatever the loss.
-    # dr_grpo, that paper's loss, does not divide, either; it also weighs tokens
-    # differently.
+    # Each loss says what advantages are divided by (in LOSSES, further down): most say
+    # the std, which gives more weight to tasks that nearly always or nearly never
+    # succeed (Liu 2025). With --no-normalize nothing is divided, whatever the loss.
     divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"
     episodes = [e for group in groups for e in group]
     if not any(e.turn_rewards for e in episodes):
@@ -152,11 +149,10 @@ def turn_advantages(groups: list[list[Episode]], baseline: str, divide: str) -> 
 def reward_to_go(e: Episode, turn: int) -> float:
     """What an episode earned from this turn on; NaN if its environment failed.
 
-    If the environment pays each turn (Episode.turn_rewards), a turn's tokens are judged
-    by the rewards from that turn on: what came before cannot be their merit. Turns
-    count from 0. With turn_rewards [3, 1] that is 4 for turn 0 and 1 for turn 1. An
-    episode that ended earlier keeps the reward of its last turn: [3] counts as 3 in
-    turn 1. So going on pays only if it earns more than stopping did.
+    With turn_rewards [3, 1] that is 4 in turn 0, the first, and 1 in turn 1: what came
+    before a turn cannot be the merit of its tokens. An episode that ended earlier keeps
+    the reward of its last turn: [3] counts as 3 in turn 1. So going on pays only if it
+    earns more than stopping did. Without turn_rewards it is the episode's reward.
 
     (Shao et al. 2024, §4.1.3, compare each turn's reward and add up afterwards. We add
     up first, so that a reward which is all paid in the last turn counts in every turn.)
@@ -185,8 +181,8 @@ def clipped_surrogate(
 ) -> torch.Tensor:
     """-> [M]: min(ratio · A, clipped ratio · A), Schulman 2017 (PPO), eq. 7.
 
-    Once the ratio has moved as far as the clip allows, in the direction that A asks
-    for, the gradient is 0.
+    With the usual clip, a good token that has already become 20% likelier is pushed no
+    further (its gradient is 0), nor is a bad one that has become 20% less likely.
     """
     low, high = clip
     clipped = ratio.clamp(1 - low, 1 + high)  # [M]
@@ -212,9 +208,8 @@ def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tenso
     """-> [M]: ratio · A, or 0 if the token has moved too far in the direction of A.
 
     Qi et al. 2026, "Rethinking the Trust Region in LLM RL", eq. 11 to 13 (binary total
-    variation): the clip bounds the difference of two probabilities, not their ratio. So
-    the probability of a rare token may move further, and that of a likely one less far,
-    than in PPO.
+    variation). PPO bounds p / p_old, this bounds p - p_old. So a rare token may grow by
+    a larger factor than in PPO, a likely one only by a smaller.
     """
     low, high = clip
     change = output.logprobs.detach().exp() - batch.old_logprobs.exp()  # [M]
@@ -224,9 +219,9 @@ def dppo(batch: Batch, output: Output, ratio: torch.Tensor, clip) -> torch.Tenso
 
 @dataclass(frozen=True)
 class LossRule:
-    """A row of LOSSES.
+    """A row of LOSSES: how a loss is computed.
 
-    Episodes whose advantage is 0 are left out, unless needs_logits or whole_groups is
+    Episodes whose advantages are 0 are skipped, unless needs_logits or whole_groups is
     set, or --kl is on.
     """
 
@@ -445,9 +440,9 @@ def kl_to_reference(
 ):
     """With --kl: an estimate of each sampled token's KL (k3, below), [M]; else zeros.
 
-    It is the usual one (Shao et al. 2024, eq. 4), good enough near the reference:
-    on average its value is that of KL(policy || reference), but its gradient is that of
-    KL(reference || policy). The closer the two policies, the better they agree.
+    It is the usual one (Shao et al. 2024, eq. 4). On average its value is that of
+    KL(policy || reference), but its gradient is that of KL(reference || policy). Near
+    the reference the two agree.
     """
     if not cfg.kl:
         return torch.zeros_like(output.logprobs)
@@ -490,8 +485,9 @@ def teacher_advantages(
     """On-policy distillation: set each token's advantage to log p_teacher - log p.
 
     The student sampled the tokens; a teacher judges each one. In expectation over
-    samples, the sum of these advantages is -KL(student || teacher): Agarwal et al.
-    2024, "On-Policy Distillation of Language Models", with the estimate of Lu 2025
+    samples, the sum of these advantages is -KL(student || teacher); raising it pulls
+    the student towards the teacher: Agarwal et al. 2024, "On-Policy Distillation of
+    Language Models", with the estimate of Lu 2025
     (thinkingmachines.ai/blog/on-policy-distillation). The reward is only logged. Both
     must have the same tokenizer and read the same prompt (--teacher refuses others).
     """

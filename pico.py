@@ -3,9 +3,10 @@
     python pico.py        # a CPU, five minutes; needs torch and nothing else
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
-in a string. We pretrained it on this very task, with three styles of answer. For two
-of them we showed it rough counts, or it would have learned to count at a glance; the
-third works, and we made it rare. Asked how often a and q occur in banana,
+in a string. We pretrained it on this very task, with three styles of answer. In two of
+them we showed it counts as a glance gives them, in which more than two is a guess.
+(Shown true counts, it would have learned to count at a glance.) The third style spells
+the string out, and we made it rare. Asked how often a and q occur in banana,
 
     it answers at once   <answer>{"a": 5, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 4 times, …      mostly wrong
@@ -23,14 +24,14 @@ With seed 0 you will see this (95% intervals in brackets):
     update 150  reward 0.97  spells it out 100%  grad norm 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
-and its replies to two tasks. (SFT imitates the second style, here with true counts.)
+and its replies to two tasks. SFT imitates the second style, now with true counts.
 
-Why is the reward 0.06, when 19% were right just before? An evaluation is greedy: it
-takes the likeliest token each time. In training, tokens are sampled at random, and a
-sampled reply is right less often (14%, docs/why_rl.md); and these are only 64 replies,
-to eight tasks. But sampling also shows what greedy decoding hides: 5% of the samples
-spell the string out. These are right far more often than the rest, so spelling becomes
-likelier.
+Why is the reward 0.06, when 19% were right just before? For two reasons. An evaluation
+is greedy: it takes the likeliest token each time. In training, tokens are sampled at
+random, and a sampled reply is right less often (14%, docs/why_rl.md). And 64 replies,
+to eight tasks, are few. Sampling also shows what greedy decoding hides: 5% of the
+samples spell the string out. These are right far more often than the rest, so spelling
+becomes likelier.
 
 Read from the top: the task and its reward, the loop, the loss, sampling, then SFT and
 evaluation. The model and its tokenizer come last; RL does not depend on how they work.
@@ -82,9 +83,9 @@ MAX_TOKENS = 320
 # The learning rate. With 0.1 the model babbles after a few updates, and the reward
 # stays at 0.
 LR = 3e-4
-# The rate rises over the first WARMUP updates, then falls linearly towards LR_END * LR:
-# see schedule().
+# The rate rises over so many updates,
 WARMUP = 5
+# and then falls linearly, to this share of LR: see schedule().
 LR_END = 0.1
 # A gradient whose norm is larger is scaled down to this norm.
 MAX_NORM = 1.0
@@ -108,8 +109,8 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    # env_letters.py draws a number here, to decide whether to ask for several letters.
-    # Drawn and ignored, so that the same seed gives the same task in both.
+    # Not used. env_letters.py draws a number here, too, and both must draw as often, so
+    # that a seed gives the same task in both.
     rng.random()
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
@@ -137,7 +138,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
 
     If you change one thing in this file, change this function.
     """
-    # What follows the thinking (everything, if there is none).
+    # What follows the last </think>, or everything if there is none.
     rest = reply.rpartition("</think>")[2]
     if "<think>" in rest:  # an unclosed <think>: what follows is thought, not answer
         return 0.0
@@ -148,8 +149,8 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         answer = json.loads(body.strip(), object_pairs_hook=each_letter_once)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
-    # In Python True == 1 and 1.0 == 1, but neither is a count, so types are checked,
-    # too. (`and` stops at a wrong answer, so values() is only called on a dict.)
+    # In Python True == 1 and 1.0 == 1, but neither is a count. So types are checked,
+    # too, once answer == counts (and answer is surely a dict).
     return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
@@ -228,8 +229,8 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
     """
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
-    # Equal rewards must give exactly 0, or main would not skip the group. With rewards
-    # of 0.1, rounding would leave about 1e-17.
+    # Equal rewards must give exactly 0, or main would not skip the group. (If you pay
+    # 0.1, rounding leaves about 1e-17.)
     centered[centered.abs() < 1e-12] = 0
     advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
     return advantages.float()
@@ -242,17 +243,20 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
     its tokens. The loss is minus the sum of the replies' gains; main divides it by the
     number of replies.
 
-    Why that? A task's expected reward is the sum of p(reply) * reward over all replies.
-    Since grad p = p * grad log p, its gradient is the mean, over sampled replies, of
-    reward * grad log p(reply): the policy gradient (Williams 1992). And log p(reply) is
-    the sum of the log-probs of its tokens. Subtracting the same number from all rewards
-    does not change this mean, but makes it less noisy. The group's mean contains the
-    reply's own reward; that only shrinks the gradient, to 1 - 1/k of it. Dividing by
-    the std and by the length changes how much each group and reply counts, so it is no
-    longer exactly the gradient of the expected reward.
+    Why log-probs? A task's expected reward is the sum of p(reply) * reward over all
+    replies. Since grad p = p * grad log p, its gradient is the mean, over sampled
+    replies, of reward * grad log p(reply): the policy gradient (Williams 1992). And
+    log p(reply) is the sum of the log-probs of its tokens.
 
-    With one optimizer step per batch, as here, this has GRPO's gradient. grpo.py may
-    take several, and then needs one thing more, the ratio.
+    Why minus the mean? Subtracting the same number from all rewards does not change
+    the gradient, but makes it less noisy. The group's mean contains the reply's own
+    reward: on average that multiplies the gradient by 1 - 1/k, no more.
+
+    Dividing by the std and by the length changes how much each group and each reply
+    counts, so this is no longer exactly the gradient of the expected reward.
+
+    GRPO's formula also has a ratio, p / p_old. With one optimizer step per batch, as
+    here, it is 1 and changes no gradient, so it is left out. (grpo.py has it.)
     """
     # for each of the M reply tokens: its log-prob, and which reply it belongs to
     logp, reply_of = logprobs_of(weights, group)
@@ -266,9 +270,9 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     """For each of the M reply tokens: its log-prob now, its reply's row. ([M], [M])"""
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
-    # Position t predicts token t + 1: the shift that everybody gets wrong once. So the
-    # mask is True at the positions that predict a token of the reply. With a prompt of
-    # 3 tokens and a reply of 2:
+    # Position t predicts token t + 1: the shift that everybody gets wrong once. The
+    # mask is True at the positions whose next token is in the reply. With a prompt of 3
+    # tokens and a reply of 2:
     #
     #     position   0       1       2       3
     #     token      prompt  prompt  prompt  reply
@@ -279,8 +283,8 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
     mask = torch.zeros_like(ids[:, 1:], dtype=torch.bool)  # [N, T-1]
     for n, e in enumerate(episodes):
         mask[n, len(e.prompt) - 1 : len(rows[n]) - 1] = True
-    # Here rows are padded on the right. No real token looks to its right, so that does
-    # no harm. forward's `pad` counts padding on the left: there is none.
+    # Here padding is on the right, where no real token can see it. forward's `pad`
+    # counts padding on the left: none.
     no_pad = torch.zeros_like(ids[:, 0])  # [N]
     logp = forward(weights, ids[:, :-1], no_pad, wanted=mask)  # [M, V]
     chosen = ids[:, 1:][mask]  # [M]
@@ -335,7 +339,7 @@ def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episod
     longest = ids.shape[1]
     pad = torch.tensor([longest - len(p) for p in prompts], device=DEVICE)  # [G]
 
-    # Each prompt is read once, in G rows, and then answered k times: B = G · k rows.
+    # Read each prompt once, in G rows; then copy its cache k times, B = G · k.
     size = (LAYERS, 2, len(tasks), KV_HEADS, longest + MAX_TOKENS, HEAD_DIM)
     cache = torch.zeros(size, device=DEVICE)  # 2: keys and values
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
@@ -351,7 +355,7 @@ def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episod
         else:
             token = draw(logp, uniforms[:, t])  # [B]
         drawn.append(token)
-        # A finished row goes on until all are done; below, its reply ends at STOP.
+        # A finished row draws on until all are done; below, it is cut at STOP.
         done = done | (token == STOP)
         if done.all():
             break
@@ -369,12 +373,11 @@ def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episod
 
 
 def draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """One token per row, [B].
+    """One token per row, [B]: the first whose cumulative probability exceeds a number.
 
-    torch.multinomial would do, too. Here the random numbers are an argument, so that a
-    test can hand the same ones to the book, and expect the same tokens. The token is
-    the first whose cumulative probability exceeds the row's number. logprobs [B, V];
-    uniforms [B], in [0, 1).
+    logprobs [B, V]; uniforms, the numbers, [B], in [0, 1). torch.multinomial would do,
+    too. With the random numbers as an argument, a test can hand the same ones to the
+    book, and expect the same tokens.
     """
     cdf = logprobs.exp().cumsum(-1)  # [B, V]
     # Rounding leaves the last sum slightly off 1, so the number is scaled by that sum.
@@ -406,7 +409,7 @@ def imitate(lora: dict, seed: int) -> None:
         print(f"SFT, step {i + 1} of {SFT_STEPS}", end="\r", flush=True)
         batch = rng.sample(demos, SFT_BATCH)
         logp, _ = logprobs_of(weights_of(lora), batch)  # [M]
-        # mean over all tokens, so (unlike in grpo_loss) a long reply weighs more
+        # the mean over tokens, not over replies: here a long reply weighs more
         loss = -logp.mean()
         loss.backward()
         adam_step(
@@ -544,8 +547,10 @@ def forward(
     first_key = pad[:, None, None].minimum(columns)
     mask = (keys <= columns) & (keys >= first_key)  # [B, T, start + T]
 
-    # RoPE: dimensions i and i + d/2 turn by position · ROPE_BASE^(-2i/d), where d is
-    # HEAD_DIM. The position is counted from the row's first real token: columns - pad.
+    # RoPE tells attention where a token is: it turns pairs of numbers by angles that
+    # grow with the position. Dimensions i and i + d/2 turn by position ·
+    # ROPE_BASE^(-2i/d), where d is HEAD_DIM. The position is counted from the row's
+    # first real token: columns - pad.
     even = torch.arange(0, HEAD_DIM, 2, device=DEVICE)  # 2i
     inv_freq = ROPE_BASE ** -(even / HEAD_DIM)  # [d/2]
     angle = (columns - pad[:, None, None]) * inv_freq  # [B, T, d/2]
@@ -640,9 +645,8 @@ BASE = read_weights()  # frozen
 def encode(text: str) -> list[int]:
     """Token ids: the segmentation with the highest total score.
 
-    best[n] is the best segmentation of the first n characters. For each possible last
-    piece, it extends the best segmentation of what comes before that piece (dynamic
-    programming).
+    best[n] is the best way to cut the first n characters. Each possible last piece is
+    tried after the best cut of what comes before it (dynamic programming).
     """
     best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
     for end in range(1, len(text) + 1):

@@ -3,13 +3,16 @@
     seed -> env.reset -> messages -> prompt ids -> sampler
          -> reply ids -> text -> env.step -> messages -> …
 
-One rule: we train on exactly the tokens that were sampled. Their ids are kept as they
-were drawn. The environment reads a reply as text, but that text never becomes tokens
-again, because encoding it again may give different tokens. Nor does the whole
-conversation go through the chat template again: Qwen3's would drop the thinking of
-earlier turns. Only the environment's next message goes through it, and its ids are
-appended. batch.py turns `sampled` into the loss mask; tests/test_rollout.py tests the
-rule.
+One rule: we train on exactly the token ids that were sampled. So
+
+* ids are kept as they were drawn;
+* the environment reads a reply as text, but that text is never encoded again, which
+  could give other ids;
+* only the environment's next message goes through the chat template, and its ids are
+  appended. To render the whole conversation again would, with Qwen3's template, drop
+  the thinking of earlier turns.
+
+batch.py turns `sampled` into the loss mask. tests/test_rollout.py tests the rule.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
     sampled      0            0   0  0          0            0        | 1       1 1
@@ -17,9 +20,9 @@ rule.
 
 The end-of-turn token is the policy's choice, too, so it is trained on.
 
-train.py also logs `mismatch` (bookkeeping/columns.py): how far the trainer's log-prob
-of a token is from the sampler's, on average. If both have the same weights, a gap
-larger than rounding (of bfloat16, if one of them computes in it) means a bug.
+A check: sampler and trainer should give a token the same log-prob, apart from rounding.
+train.py logs the mean gap as `mismatch` (bookkeeping/columns.py). If both have the same
+weights and the gap is larger than rounding makes it, there is a bug.
 
 A group is k episodes of the *same* task: same seed, same prompt, different random
 numbers.
@@ -57,12 +60,11 @@ class Episode:
     # The token's log-prob in nats; 0.0 where it was not sampled.
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
-    # The next three are what the environment's score() returned. The reward is what
-    # GRPO trains on, unless there are turn_rewards.
-    reward: float = 0.0
-    # The rest: logged and evaluated, not trained on.
+    # The next three come from the environment's score().
+    reward: float = 0.0  # what GRPO trains on
+    # Only logged.
     components: dict[str, float] = field(default_factory=dict)
-    # One per reply, if the environment gives them.
+    # If the environment gives them, one per reply, GRPO trains on these instead.
     turn_rewards: list[float] = field(default_factory=list)
     # An entry for each *sampled* token, so this list is shorter than the three above.
     # Set by grpo.compute_advantages or teacher_advantages, read by the loss.
@@ -111,7 +113,7 @@ class Player:
     episode: Episode
     env: object  # None: it could not be made
     member: int  # its number in the group, 0 … k-1
-    reply: Sample | None = None  # just sampled, not yet said
+    reply: Sample | None = None  # sampled, but not yet given to the environment
     cache: object = None  # keys and values of earlier tokens, if the sampler keeps them
 
 
@@ -129,10 +131,12 @@ def play(
 
     The sampler draws the tokens; play uses the policy only for its tokenizer and its
     context length. new_env() makes an environment, and each episode gets one of its
-    own. max_tokens limits one turn. The same (sample_seed, task seed, member, turn)
-    draws the same random numbers, whatever else is in the batch. An environment that
-    raises EnvironmentFailed or ValueError ends only its own episode (Episode.error).
-    Raises FloatingPointError if the policy's log-probs are no longer finite.
+    own. max_tokens limits one turn.
+
+    The same (sample_seed, task seed, member, turn) draws the same random numbers,
+    whatever else is in the batch. An environment that raises EnvironmentFailed or
+    ValueError ends only its own episode (Episode.error). Raises FloatingPointError if
+    the policy's log-probs are no longer finite.
     """
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
@@ -171,13 +175,13 @@ def sample_each(
 
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
-    # May there be another turn? Then the sampler keeps its cache, so that the next turn
+    # If there may be another turn, the sampler keeps its cache, so that the next turn
     # reads only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
     groups = group_by_prompt(players)
-    # sampler.sample draws the same number of replies for each prompt, so it is called
-    # once per group size. In the first turn a group normally has k players. Later some
-    # have ended, and a player with a cache is alone in its group: it is group[0].
+    # sampler.sample wants groups of one size, so it is called once per size. In the
+    # first turn a group normally has k players; later some have ended. A player with a
+    # cache is always a group of one, so group[0] has its group's cache.
     for size in sorted({len(group) for group in groups}):
         groups_of_size = [group for group in groups if len(group) == size]
         prompts = [group[0].episode.token_ids for group in groups_of_size]
@@ -245,8 +249,7 @@ def open_group(
     if not ready:
         return players
     opening, env = ready[0].episode.messages, ready[0].env
-    # Not inside end_on_failure: a template that fails here fails for every task, so
-    # the run must stop.
+    # This may raise, and end the run: a template that fails here fails for every task.
     ids = prompt_ids(policy, opening, env.tools, env.think)
     for p in ready:
         with end_on_failure(p.episode):
@@ -288,15 +291,15 @@ def take_turn(
     episode.logprobs += sample.logprobs
     episode.turns += 1
     # 2 tell the environment, without the end-of-turn token. Some templates end the
-    # prompt with <think>. It is then put in front of the reply, so that the environment
-    # reads whole thoughts. (token_ids stay as they are.)
+    # prompt with <think>. The environment then reads it in front of the reply, so that
+    # thoughts are whole; token_ids stay as they are.
     reply_ids = sample.token_ids[:-1] if sample.finished else sample.token_ids
     prefix = start_of_thought(policy.tokenizer, env.think)
     reply = prefix + policy.tokenizer.decode(reply_ids, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with end_on_failure(episode):
-        # A reply that was cut off goes to step() and is scored, too, but its episode
-        # always counts as truncated.
+        # A reply that was cut off is stepped and scored like any other, but then its
+        # episode is over.
         new_messages, done = env.step(reply)
         # 3 is it over?
         if not sample.finished:

@@ -3,9 +3,9 @@
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
 The prompt is not trained on; the end-of-turn token is. In letters the default style,
-`states`, only shows the format (think, then answer inside <answer>) and hides how the
-counts were found, so that RL has something to find. `--sft-style derives` shows the
-way, too. Demonstrations are scarce, as in practice: there are 100.
+`states`, shows the form of a reply (think, then answer inside <answer>), but not how to
+count: that is left for RL. `--sft-style derives` shows the way, too. There are 100
+demonstrations; in practice they are scarce.
 
 Run me: `python sft.py` prints an expert episode and marks the tokens that are trained
 on.
@@ -85,7 +85,7 @@ def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
             prefix = start_of_thought(policy.tokenizer, env.think)
             reply = without_start(env.expert_reply(), prefix)
             reply_ids = [*encode(policy, reply), end]
-            # Nobody sampled these tokens. The zeros are placeholders; SFT reads none.
+            # SFT reads no log-probs of the sampler, so these are zeros.
             sample = Sample(reply_ids, [0.0] * len(reply_ids), finished=True)
             take_turn(policy, episode, env, sample, UNLIMITED)
     score_episode(episode, env)
@@ -100,8 +100,8 @@ def select_demonstrations(
     """(the demonstrations to train on, how many there were and how many are too long).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
-    2. Those with a reply of more than max_tokens are left out, too, because RL cuts
-       such replies off; but if nothing else is left, they are trained on.
+    2. Of the others, those with a reply of more than max_tokens are left out, because
+       RL cuts such replies off. If that leaves none, all the others are trained on.
     """
     context = context_of(policy)
     in_context = [e for e in episodes if len(e.token_ids) <= context]

@@ -482,7 +482,7 @@ TABLES: dict[str, Callable[[], str]] = {
             start="warm-up: 100 answers",
             more_sft="the same answers for longer",
             grpo="**RL after the warm-up**",
-            true_answers="SFT on the answers to as many questions as RL saw (3 seeds, bfloat16)",
+            true_answers="SFT on answers to as many questions as RL saw (3 seeds, bfloat16)",
             way_start="100 worked examples, no RL; longer replies",
         ),
     ),
