@@ -60,7 +60,7 @@ from rollout import Episode
 
 
 def group_advantages(
-    rewards: torch.Tensor, baseline: str = "group", divide: str = "std"
+    rewards: torch.Tensor, baseline: str = "group", normalize: str = "std"
 ) -> torch.Tensor:
     """rewards [G, k] -> advantages [G, k]: each reward minus a mean, then divided.
 
@@ -71,11 +71,11 @@ def group_advantages(
               §4.1.2); "batch": those of all episodes; "none": the reward itself;
               "best" (RAFT: Dong et al. 2023) is not a baseline but a selection: 1 for a
               reward that is above its group's mean and in the upper quarter (ties
-              count), else 0. With "none" and "best" `divide` is ignored
-    divide    "std": by the standard deviation (the root of a mean over k; TRL's is over
-              k - 1); "none" (--no-normalize); "mean": by the mean reward, so that
-              rare successes weigh more (Tajwar et al. 2026,
-              "Maximum Likelihood RL"; docs/recipe.md). ValueError if a mean is negative
+              count), else 0. With "none" and "best" `normalize` is ignored
+    normalize "std": divide by the standard deviation (the root of a mean over k; TRL's
+              is over k - 1); "none" (--no-normalize); "mean": by the mean reward, so
+              that rare successes weigh more (Tajwar et al. 2026, "Maximum Likelihood
+              RL"; docs/recipe.md). ValueError if a mean is negative
     """
     rewards = rewards.double()
     valid = ~rewards.isnan()  # [G, k]
@@ -96,10 +96,10 @@ def group_advantages(
         # a failed episode is not above the threshold: comparisons with NaN are False
         threshold = rewards.nanquantile(0.75, dim=1, keepdim=True)  # [G, 1]
         return ((rewards >= threshold) & (centered > 0)).float()
-    if divide == "std":
+    if normalize == "std":
         variance = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (variance.sqrt() + 1e-6)
-    if divide == "mean":
+    if normalize == "mean":
         if (mean < 0).any():
             raise ValueError("--loss maxrl needs rewards whose mean is at least 0")
         centered = centered / (mean + 1e-6)
@@ -115,19 +115,19 @@ def compute_advantages(groups: list[list[Episode]], cfg) -> None:
     # Each loss says what advantages are divided by (in LOSSES, further down): most say
     # the std, which gives more weight to tasks that nearly always or nearly never
     # succeed (Liu 2025). With --no-normalize nothing is divided, whatever the loss.
-    divide = LOSSES[cfg.loss].divide if cfg.normalize else "none"
+    normalize = LOSSES[cfg.loss].normalize if cfg.normalize else "none"
     episodes = [e for group in groups for e in group]
     if not any(e.turn_rewards for e in episodes):
         rewards = [[e.reward if has_score(e) else math.nan for e in g] for g in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
-        advantages = group_advantages(rewards, cfg.baseline, divide)  # [G, k]
+        advantages = group_advantages(rewards, cfg.baseline, normalize)  # [G, k]
         for e, advantage in zip(episodes, advantages.flatten().tolist()):
             e.advantages = [advantage] * e.reply_tokens
     else:  # rare: the environment pays each turn
-        turn_advantages(groups, cfg.baseline, divide)
+        turn_advantages(groups, cfg.baseline, normalize)
 
 
-def turn_advantages(groups: list[list[Episode]], baseline: str, divide: str) -> None:
+def turn_advantages(groups: list[list[Episode]], baseline: str, normalize: str) -> None:
     """compute_advantages, but each turn has an advantage of its own.
 
     It is how much more the episode earned from that turn on than its group did.
@@ -139,7 +139,7 @@ def turn_advantages(groups: list[list[Episode]], baseline: str, divide: str) -> 
     for turn in range(max(map(len, lengths))):
         rewards = [[reward_to_go(e, turn) for e in group] for group in groups]
         rewards = torch.tensor(rewards, dtype=torch.float64)  # [G, k]
-        advantages = group_advantages(rewards, baseline, divide)  # [G, k]
+        advantages = group_advantages(rewards, baseline, normalize)  # [G, k]
         flat = advantages.flatten().tolist()  # [G · k]
         for e, length, advantage in zip(episodes, lengths, flat):
             if turn < len(length):
@@ -241,7 +241,7 @@ class LossRule:
     #     "max_tokens"  1 / (N · max_tokens)  whatever the lengths
     weight: str = "token"
     # What advantages are divided by: "std", "none" or "mean" (group_advantages).
-    divide: str = "std"
+    normalize: str = "std"
     # Rare: does gain read output.entropy, output.logits or output.hidden? That takes
     # memory for M · V numbers.
     needs_logits: bool = False
@@ -260,7 +260,7 @@ LOSSES = {
     # Shao 2024 (arXiv 2402.03300), eq. 3, with PPO's ε
     "grpo": LossRule(clipped_surrogate, weight="episode"),
     # Liu 2025 (arXiv 2503.20783), §3.2
-    "dr_grpo": LossRule(clipped_surrogate, weight="max_tokens", divide="none"),
+    "dr_grpo": LossRule(clipped_surrogate, weight="max_tokens", normalize="none"),
     # Yu 2025 (arXiv 2503.14476), eq. 8: its clip and weights. DAPO also draws groups
     # again until they have a signal, and penalizes long replies; that is not here
     "dapo": LossRule(clipped_surrogate, clip=(0.2, 0.28)),
@@ -273,7 +273,7 @@ LOSSES = {
     "cispo": LossRule(cispo, clip=(1.0, 0.28)),
     # Tajwar 2026 (arXiv 2602.02710), with grpo's clip and weights, so that only the
     # division differs
-    "maxrl": LossRule(clipped_surrogate, weight="episode", divide="mean"),
+    "maxrl": LossRule(clipped_surrogate, weight="episode", normalize="mean"),
     # Qi 2026 (arXiv 2602.04879), with prime-rl's limits
     "dppo": LossRule(dppo, clip=(0.1, 0.1)),
 }
@@ -509,8 +509,9 @@ def teacher_advantages(
 
 if __name__ == "__main__":
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+    centered = group_advantages(rewards, normalize="none")
     print("rewards of one group        ", rewards[0])
-    print("minus the mean              ", group_advantages(rewards, divide="none")[0])
+    print("minus the mean              ", centered[0])
     print("divided by the std          ", group_advantages(rewards)[0])
     print("all equal: nothing to learn ", group_advantages(torch.ones(1, 4))[0])
 
@@ -527,7 +528,7 @@ if __name__ == "__main__":
         old_logprobs=old,
     )
     lengths = torch.tensor([1.0, 1.0, 2.0])  # [N]
-    three_rewards = torch.tensor([[1.0, 0.0, 0.0]])  # [1, N], one group
+    rewards = torch.tensor([[1.0, 0.0, 0.0]])  # [1, N], one group
     # zeros, for losses with needs_logits
     unused = {"entropy": torch.zeros(4), "logits": torch.zeros(4, 2)}
     cases = {
@@ -540,7 +541,7 @@ if __name__ == "__main__":
         for name, rule in LOSSES.items():
             logprobs = torch.tensor(probabilities).log().requires_grad_()
             output = Output(logprobs, torch.zeros(4), **unused)
-            advantages = group_advantages(three_rewards, divide=rule.divide)[0]  # [N]
+            [advantages] = group_advantages(rewards, normalize=rule.normalize)  # [N]
             batch.advantages = advantages[batch.episode_of]  # [M]
             weights = token_weights(rule.weight, lengths, 4)[batch.episode_of]
             ratio = RATIOS[rule.ratio](batch, output)

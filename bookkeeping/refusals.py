@@ -148,7 +148,7 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ),
     (
         "loss",
-        lambda c, x: LOSSES[x].divide == "mean" and not c.normalize,
+        lambda c, x: LOSSES[x].normalize == "mean" and not c.normalize,
         "it is grpo but for its division; leave out --no-normalize",
     ),
     ("importance", number(lambda x: x in IMPORTANCE), f"choose {', '.join(IMPORTANCE)}"),

@@ -37,7 +37,7 @@ R = math.sqrt(3 / 16)  # the standard deviation of [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    "baseline, divide, rewards, expected",
+    "baseline, normalize, rewards, expected",
     [
         ("group", "none", [[1, 0, 0, 1]], [[0.5, -0.5, -0.5, 0.5]]),
         ("group", "std", [[1, 0, 0, 1]], [[1, -1, -1, 1]]),
@@ -62,9 +62,9 @@ R = math.sqrt(3 / 16)  # the standard deviation of [1, 0, 0, 0]
         ("group", "std", [[1e9 + 1, 1e9], [1e39, 0.0]], [[1, -1], [1, -1]]),  # not rounded away
     ],
 )
-def test_advantages_by_hand(baseline, divide, rewards, expected):
+def test_advantages_by_hand(baseline, normalize, rewards, expected):
     rewards = torch.tensor(rewards, dtype=torch.float64)
-    advantages = group_advantages(rewards, baseline, divide)
+    advantages = group_advantages(rewards, baseline, normalize)
     assert advantages.dtype == torch.float32
     assert torch.allclose(advantages, torch.tensor(expected).float(), atol=1e-5)
 
@@ -74,14 +74,14 @@ def test_equal_rewards_give_an_advantage_of_exactly_0(reward):
     """In floating point, 0.1 - mean([0.1] * 3) is not 0: the group would not be skipped."""
     for k, baseline in itertools.product((2, 3, 7, 8), ("group", "batch", "best")):
         rewards = torch.full((3, k), reward, dtype=torch.float64)
-        for divide in ("none", "std", "mean"):
-            assert group_advantages(rewards, baseline, divide).eq(0).all()
+        for normalize in ("none", "std", "mean"):
+            assert group_advantages(rewards, baseline, normalize).eq(0).all()
 
 
 def test_a_mean_below_0_is_refused():
     """Divided by it, the better of two replies would become less likely."""
     with pytest.raises(ValueError, match="--loss maxrl needs rewards whose mean is at least 0"):
-        group_advantages(torch.tensor([[-1.0, 0.0]]), divide="mean")
+        group_advantages(torch.tensor([[-1.0, 0.0]]), normalize="mean")
 
 
 def test_advantages_of_episodes_follow_the_flags():
