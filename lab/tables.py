@@ -618,7 +618,11 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "why_longer": lambda: made(  # the same where the base's own derivations fall short
         [
-            *stages("longer", prefilled="the base, given the first two letters of the spelling"),
+            *stages(
+                "longer",
+                base="the base",
+                prefilled="the base, given the first two letters of the spelling",
+            ),
             *beside(
                 "tier7_swept",
                 stages(
