@@ -134,11 +134,11 @@ BANDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0)}
 
 
 def set_off_policy_terms(batch: Batch, output: Output, cfg) -> None:
-    """Set what the ratio divides by, and how much each sampled token weighs: [M] each.
+    """Set batch.old_logprobs and batch.importance, and multiply batch.weights by it.
 
-    Sets batch.old_logprobs (the log of the former) and batch.importance, by which
-    batch.weights are multiplied. Called at a batch's first pass; all hold for all
-    epochs.
+    All are [M]. old_logprobs: the log of what the importance ratio divides by.
+    importance: an extra weight of each sampled token. Called at a batch's first pass;
+    all three then hold for every epoch.
 
     If the policy that sampled is the one being trained, you can skip this: every ratio
     is 1, and all ways below are the same. But samples may also come from an older
@@ -146,16 +146,16 @@ def set_off_policy_terms(batch: Batch, output: Output, cfg) -> None:
     bfloat16). --importance chooses how they are corrected. A token's probability was
     p_sampler when it was sampled, and is p_start when this update starts:
 
-        clip       the loss's ratio divides by p_sampler, and the loss's clip cuts off
-                   what is too far away (Schulman 2017, eq. 7)
+        clip       the loss's ratio divides by p_sampler, and the loss's clip bounds
+                   that ratio (Schulman 2017, eq. 7)
         none       the loss's ratio divides by p_start: no correction
         token      as none, but a token weighs min(p_start / p_sampler, CAP):
                    truncated importance sampling (Espeholt et al. 2018, §4.1)
-        sequence   as token, with the probabilities of the whole episode: unbiased up
-                   to the cap, and far noisier
+        sequence   as token, but with the probabilities of the whole episode: unbiased
+                   apart from the cap, but far noisier
         token_mask, sequence_mask
-                   the weight is p_start / p_sampler without a cap; a token or an
-                   episode for which that is outside BANDS weighs nothing
+                   as token and sequence, but without a cap; if p_start / p_sampler is
+                   outside BANDS, the token or the episode weighs nothing
 
     In all ways but the first, the loss's clip bounds only this update's own steps
     (Hilton et al. 2022, §3), and the weight is a constant: it has no gradient. The
@@ -172,13 +172,13 @@ def set_off_policy_terms(batch: Batch, output: Output, cfg) -> None:
 def importance_weights(
     importance: str, log_ratio: torch.Tensor, episode_of: torch.Tensor, cap: float = CAP
 ) -> torch.Tensor:
-    """What a sampled token weighs: 1, min(π / π_sampler, cap), or a masked ratio. [M]
+    """What a sampled token weighs: 1, min(ratio, cap), or a masked ratio. [M]
 
-    log_ratio [M]: log π - log π_sampler. episode_of [M]: the episode a token is in.
-    importance, as --importance: "token" takes the ratio of the token, "sequence" that
-    of its whole episode (Espeholt et al. 2018, §4.1). With "_mask" at the end there is
-    no cap, and a ratio outside BANDS weighs 0. With "clip" and "none" each token weighs
-    1.
+    The ratio is p_start / p_sampler, as in set_off_policy_terms; log_ratio [M] is its
+    logarithm for each token. episode_of [M]: the episode a token is in. importance, as
+    --importance: "token" takes the ratio of the token, "sequence" that of its whole
+    episode (Espeholt et al. 2018, §4.1). With "_mask" at the end there is no cap, and a
+    ratio outside BANDS weighs 0. With "clip" and "none" each token weighs 1.
     """
     if importance in ("clip", "none"):
         return torch.ones_like(log_ratio)

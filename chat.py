@@ -56,8 +56,8 @@ class Template:
     """What a chat template does."""
 
     end: int | None  # the token that ends a turn, whatever eos is; None: there is none
-    # Is there no end token after a last reply? In GLM's template the next message's
-    # header, <|user|>, ends a turn.
+    # True if no end token follows a last reply. (In GLM's template the header of the
+    # next message, <|user|>, ends a turn.)
     header: bool
     opens: str  # "<think>⏎" if the prompt opens the thought itself; else ""
     # does it show tools, tool messages, and calls in the form our environments read?
@@ -110,8 +110,8 @@ def render_marks(tokenizer, template: str) -> Template:
     last = end(text(ask, said("assistant"), prompt=False))  # after the last reply
     between = end(text(ask, said("assistant"), ask))  # after an earlier reply
     told = text(ask, said("assistant"), said("tool"), tools=[A_TOOL])
-    # The environments read calls in this form only. (MARK is the tool's message: the
-    # assistant's is taken out below.)
+    # The template has to show the tool, calls in the only form that the environments
+    # read, and the tool's message (MARK: the assistant's MARK is taken out below).
     needed = ("look_up", "<tool_call>", '"arguments"', MARK)
     return Template(
         end=between if last is None else last,
@@ -247,8 +247,8 @@ def render(policy, messages: list[dict], tools, think: bool) -> str:
             f"{whose} opens <think> even if told not to; leave --no-think out, "
             "or take another model"
         )
-    # The assistant's messages are not checked: a template may leave out its earlier
-    # thoughts, which the policy has read.
+    # The assistant's messages are not checked: a template may leave out the thoughts of
+    # earlier replies. The policy has those as token ids anyway.
     shown = [m for m in safe if m["role"] != "assistant"]
     if lost := [m["role"] for m in shown if m["content"].strip() not in text]:
         raise ValueError(

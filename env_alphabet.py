@@ -30,11 +30,12 @@ EnginDurgun: the last name starts at the first capital after position 0.
 
 The reward is smooth: the similarity of a list to the right one, raised to a power. A
 list in the wrong order still shares most of its characters with the right one. So names
-copied in the given order, with the new ones marked, have a similarity of 0.66. The
-power (8 in the public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it
-is. By default the average over the turns is raised to the power, so only a good
-*episode* pays. With `power_per_turn` each turn is raised, then they are averaged, so
-one good turn pays.
+copied in the given order, with the new ones marked, have a similarity of 0.66 on
+average. The power (8 in the public recipe) lowers their reward to 0.08 on average
+(more than 0.66 to the 8th, because some lists happen to come nearly sorted) and leaves
+1.0 as it is. By default the average over the turns is raised to the power, so only a
+good *episode* pays. With `power_per_turn` each turn is raised, then they are averaged,
+so one good turn pays.
 
 The tasks and the scoring are those of Prime Intellect's alphabet-sort; the wording of
 the prompts and the names are ours. Where its rules leave a choice, we chose as follows.

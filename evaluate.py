@@ -56,7 +56,7 @@ def eval_sets(
     if cfg.eval_other_tiers:
         chosen.update(others.get(env_kind(cfg.env), ()))
     sets = {}
-    # cfg's own level may be in no curriculum, like swarm's mixed: it comes last
+    # cfg's own level comes last if it is not in levels, like "mixed" in swarm
     for level in dict.fromkeys([*levels, own]):
         if level in chosen:
             name = TASKS[env_kind(cfg.env)](make_env(cfg, level), cfg.env, level)

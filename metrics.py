@@ -9,13 +9,13 @@ and fall to 44%, and called it a gain and a regression. But the 95% interval of 
 
     proportion    a share, with Wilson's interval (1927). It is right even near 0% and
                   100%, where the usual ± is wrong
-    mean          the method depends on the values alone, so equal numbers get equal
-                  intervals:
+    mean          only the values decide which method is used, so the same values
+                  always get the same interval:
                     all are 0 or 1: as proportion;
                     fewer than 100, all between 0 and 1: Wilson's, with the measured
                     variance in place of p (1 - p) (Korn and Graubard 1998, without
                     survey weights);
-                    fewer than 100 others: Student's t (1908);
+                    fewer than 100, not all between 0 and 1: Student's t (1908);
                     100 or more: bootstrap, the middle 95% of the means of resamples
                     (Efron 1979)
     gain          the mean of after - before, task by task: paired. The difficulty of
@@ -38,8 +38,8 @@ Do the intervals contain the truth in 95 of 100 cases? Measured, of 100:
 
     91 to 100    2 to 64 made-up values
     88 to 99     successes are rare, and whole groups of episodes succeed together
-    95, 83       Wilson's interval, on average over true shares and at worst
-    50, 88       the bootstrap's, 2 values and 8: so it is used from 100 on
+    95, 83       Wilson's interval: on average over true shares; for the worst share
+    50, 88       the bootstrap's: of 2 values; of 8. So it is used only from 100 on
     88 to 93     exponential values, which are skewed and not between 0 and 1, as counts
                  or seconds are
     72 to 87     a weak spot: one value in 200 is 0, the others are near 1 (n = 64 to
@@ -128,7 +128,8 @@ def mean(values) -> Interval:
     if n >= FEW or not are_shares(values) or is_constant(values):
         return of_any(values, (0.0, 1.0))
     middle = float(values.mean())
-    spread = values.var(ddof=1) / (middle * (1 - middle))  # relative to 0s and 1s
+    # the variance, relative to that of zeros and ones with the same mean
+    spread = values.var(ddof=1) / (middle * (1 - middle))
     low, high = score_interval(middle, special.stdtrit(n - 1, 0.975) ** 2 * spread / n)
     return Interval(middle, low, high, n)
 
@@ -205,7 +206,9 @@ def gain(before, after) -> Interval:
 
 
 def slow_noise(residuals: np.ndarray, fitted: int) -> float:
-    """How far slow noise can move an average: its deviation times Student's 97.5%.
+    """The deviation of slow noise, times the 97.5% quantile of Student's t.
+
+    Divided by sqrt(n), that is how far slow noise can move the mean of n updates.
 
     In an average over many updates fast noise cancels, but slow waves do not. So we
     write the residuals as cosine waves (a DCT) and take the power of the slowest. The

@@ -138,7 +138,8 @@ def load_policy(
     device     "auto": cuda if there is one, else cpu
     today      the date, for a chat template that writes it; "": today's
     bfloat16   compute in it, and keep frozen weights in it. Trainable weights are
-               always float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits
+               always float32: with the 8 significant bits of bfloat16, an Adam step of
+               5e-6 is lost
 
     train.py has every model checked before use (bookkeeping/pretrained.py).
     """
@@ -276,7 +277,7 @@ def plain_forward(
 
 
 def hidden_and_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor):
-    """Input and output of the head, the last layer, where it predicts a picked token.
+    """Input and output of the head (the last layer) where a picked token is predicted.
 
     Hidden states [M, D] and logits [M, V], float32. The head is given the hidden states
     of these M positions only. The logits of all positions would be N·T·V numbers, and V
@@ -428,7 +429,7 @@ class PlainSampler:
         unread, cache = text, None
         for uniform in uniforms.T:  # [k]
             # cache: what the model keeps of the text that it has read. Some models
-            # (Mamba) return none by this name; they read the whole text again.
+            # (Mamba) return no past_key_values; they read the whole text each time.
             output = lm(unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = getattr(output, "past_key_values", None)
             last = output.logits[:, -1].float()  # [k, V]

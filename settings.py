@@ -3,8 +3,9 @@
     python train.py --help      # the dataclass below *is* the command line
 
 Each default is declared once. If it depends on the environment or on the model's size,
-it is None in the dataclass and comes from the tables that follow. PRESETS are the
-settings of whole runs that others published. Only the chosen environment is imported.
+it is None in the dataclass and comes from the tables that follow ("by model size" in a
+comment means this). PRESETS are the settings of whole runs that others published. Only
+the chosen environment is imported.
 """
 
 import importlib.util
@@ -24,7 +25,7 @@ import tyro
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
-MOST_UPDATES = 100_000  # a run may have; then the next --seed's tasks would begin
+MOST_UPDATES = 100_000  # of a run: after them the tasks of the next --seed begin
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded models
 
 
@@ -62,7 +63,7 @@ class Config:
     # settings that make it fit (fast/machine.py); without a card, an embedded model
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
-    lora_alpha: int = 64  # the update is scaled by alpha / rank
+    lora_alpha: int = 64  # LoRA's product B A is scaled by alpha / rank
     # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else
     # cpu
     device: str = "auto"
@@ -90,7 +91,8 @@ class Config:
 
     # which expert to imitate; the default shows the format, not the algorithm
     sft_style: str | None = None
-    sft_examples: int = 100  # how many demonstrations: they are scarce, rewards are not
+    # how many demonstrations; few, as in practice they are scarce and rewards are not
+    sft_examples: int = 100
     sft_steps: int = 50  # optimizer steps; 0: no SFT
     sft_batch: int | None = None  # by environment
     sft_lr: float | None = None  # by model size
@@ -115,8 +117,8 @@ class Config:
     # what a reward is compared with: group, batch or none. best: the best quarter of a
     # group, ties included, gets 1 and the rest 0 (if all are equal, all get 0)
     baseline: str = "group"
-    # divide advantages by the group's standard deviation (maxrl by its mean, dr_grpo
-    # and --baseline none and best never)
+    # divide advantages by the group's standard deviation (--loss maxrl: by its mean;
+    # never with --loss dr_grpo, --baseline none or --baseline best)
     normalize: bool = True
     lr: float | None = None  # by model size and environment
     # updates over which the rate rises; Adam's first steps are its largest
@@ -143,9 +145,9 @@ class Config:
     # second process never waits, and batches more than so many updates old are dropped.
     # The lag then depends on speed, so such a run is not reproducible to the bit
     max_staleness: int = 0
-    # updates from one copy of the weights to the sampler to the next. 1: online. A
-    # fifth of --updates: five rounds (STaR). All of --updates: the sampler keeps its
-    # first weights (RFT, if also --loss reinforce --baseline none --importance none)
+    # after how many updates the sampler gets the new weights. 1: online. A fifth of all
+    # updates: five rounds (STaR). All of --updates: the sampler keeps its first weights
+    # (RFT, if also --loss reinforce --baseline none --importance none)
     sync_every: int = 1
     # padded tokens per forward pass: changes memory use, never the gradient; by free
     # memory
@@ -254,8 +256,8 @@ LONGEST = {  # tokens of a reply
 }
 # swarm's error_penalty for a small model, which makes an error in one call of twelve
 # while it samples. Without a penalty, a run that posted trades ended with 36% errors.
-# At 0.67 or more, a policy that errs as often as the base loses by trying to accept a
-# fair offer. (Measured at commit 22b9273.)
+# At 0.67 or more, a policy with the base's error rate loses reward on average when it
+# tries to accept a fair offer. (Measured at commit 22b9273.)
 SMALL_ERROR_PENALTY = 0.5
 
 # Other people's published runs, as far as they are described, but with a model that
@@ -357,7 +359,8 @@ def complete(
         # learned fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
     if cfg.dtype == "bfloat16":
-        # sampler and trainer round differently, and a clip mistakes that for age
+        # sampler and trainer round differently; with clip, the ratio would contain that
+        # difference, as if the samples were old
         fill(cfg, {"importance": "token"})
     fill(cfg, by_size(n_parameters, env_kind(cfg.env), not cfg.lora_rank))
     small_swarm = cfg.env == "swarm" and n_parameters <= SMALL_MODEL
@@ -419,7 +422,7 @@ def learning_rate(cfg: Config, update: int) -> float:
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
     """The tasks of an update: never the same twice, and different for each --seed."""
-    # %: with --max-staleness there may be more batches than MOST_UPDATES
+    # modulo, because with --max-staleness there may be more batches than MOST_UPDATES
     first = TRAIN_SEEDS + cfg.num_tasks * (
         cfg.seed * MOST_UPDATES + update % MOST_UPDATES
     )
@@ -446,8 +449,8 @@ def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
 
 # ------------------------------------------------------------------------ environments
 
-# Flags for environments, each with the field of the class that it sets. Other fields
-# are set with --set.
+# {flag: the field of the environment's class that it sets}. Other fields are set with
+# --set.
 OF_ENVIRONMENTS = {
     "difficulty": "difficulty",
     "reward": "reward_kind",
@@ -456,7 +459,8 @@ OF_ENVIRONMENTS = {
 }
 # The levels of a curriculum, the easiest first.
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
-# A curriculum goes up when this measure is surely this high (bookkeeping/settled.py).
+# {environment: (measure, bar)}: a curriculum goes up once the measure is surely as high
+# as the bar (bookkeeping/settled.py).
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 
 

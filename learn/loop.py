@@ -6,7 +6,7 @@ To take it with you, copy it to an empty folder, together with batch.py, chat.py
 env_letters.py, grpo.py, policy.py, rollout.py, settings.py and models/pico_base; then
 run `python loop.py`. The loss here is the plainest: advantage times log-prob, every
 token weighing the same. train.py is this loop with SFT before it, a table of losses
-(grpo.update), speed (fast/) and records (bookkeeping/).
+(grpo.LOSSES), speed (fast/) and records (bookkeeping/).
 """
 
 import sys
