@@ -57,11 +57,11 @@ class Tier(NamedTuple):
     shortest: int  # the string, in letters
     longest: int
     p_several: float  # the chance to ask for several letters, otherwise for one
-    fewest: int  # if several: at least so many letters, and never fewer than 2
-    most: int  # at most so many, and never more than 26
+    fewest: int  # if several: how many letters at least (never under 2)
+    most: int  # and how many at most (never over 26)
 
 
-# The numbers are Atropos's. (So tier 10 always asks for all 26 letters.)
+# The numbers are Atropos's. Tier 10's 35 to 50 are cut to 26, all letters.
 TIERS = {
     1: Tier("word", 3, 8, 0.0, 1, 1),
     2: Tier("word", 5, 12, 0.5, 1, 2),
@@ -236,7 +236,7 @@ def each_letter_once(pairs: list[tuple]) -> dict:
 def score_reply(
     task: Task, reply: str, reward_kind: str, think: bool
 ) -> dict[str, float]:
-    """The reward and its components, all in [0, 1]. --reward chooses the column:
+    """The reward and its components, all in [0, 1]. With --reward partial or binary:
 
         the reply                              partial              binary
         has no single well-formed answer       0                    0

@@ -19,9 +19,9 @@ Why does this raise the reward? The *policy gradient* (Williams 1992) says so:
 log p(reply) is the sum of the log-probs of its tokens, so each token gets the reply's
 reward. Subtracting the same number from all rewards of a task does not change that mean
 (Σ p · ∇log p = Σ ∇p = ∇Σ p = ∇1 = 0), but makes it less noisy. The group's mean
-contains the reply's own reward: on average that multiplies the gradient by 1 - 1/k, no
-more. The division by the std, and the weights below, then change how much each task and
-each token counts.
+contains the reply's own reward; that only shrinks the gradient, on average to 1 - 1/k
+of it. The division by the std, and the weights below, then change how much each task
+and each token counts.
 
 Unlike in Shao et al. 2024, there is no reward model and, without --kl, no reference
 policy. The *importance ratio* is p / p_old: how likely a token is now, over how likely
@@ -38,8 +38,8 @@ Every loss has this form:
     loss = - Σ weight · gain,   over all sampled tokens of the batch
 
 The *gain* is what is to be maximised: with reinforce, a token's advantage times its
-log-prob. (The minus is added by update.) The *weight* says how much a token counts, for
-example 1 / (number of sampled tokens). LOSSES is the table of both.
+log-prob. The *weight* says how much a token counts, for example 1 / (number of sampled
+tokens). LOSSES is the table of both.
 Weights are computed once, over the whole batch, so cutting it into micro-batches cannot
 change the gradient.
 
@@ -171,9 +171,8 @@ def has_score(episode: Episode) -> bool:
 
 
 # ------------------------------------------------------------------------------- losses
-# Each function returns a gain, [M]: what one or more rows of LOSSES, below, maximise.
-# All have the same four parameters; some need only one or two. A is a token's
-# advantage.
+# Each function returns the gain of every sampled token, [M]: what is maximised. All
+# take the same four arguments, and some ignore the last two. A is a token's advantage.
 
 
 def clipped_surrogate(
@@ -225,8 +224,8 @@ class LossRule:
     set, or --kl is on.
     """
 
-    # One of the functions above, to be maximised: (batch, output, ratio, clip) -> [M].
-    # It must have no side effects: to_log calls it a second time, without the clip.
+    # One of the functions above, (batch, output, ratio, clip) -> [M]. It must be pure:
+    # to_log calls it again, with NO_CLIP, to see which tokens were clipped.
     gain: Callable
     # The importance ratio: "token", one per token; "episode", the geometric mean over
     # an episode's tokens.
@@ -268,8 +267,8 @@ LOSSES = {
     "gspo": LossRule(
         clipped_surrogate, ratio="episode", clip=(3e-4, 4e-4), weight="episode"
     ),
-    # MiniMax-M1 2025 (arXiv 2506.13585), eq. 4, with dapo's ε_high. A ratio is never
-    # negative, so ε = 1 means no lower clip
+    # MiniMax-M1 2025 (arXiv 2506.13585), eq. 4. ε = 1: no lower clip, as ratios are
+    # positive; ε_high is dapo's
     "cispo": LossRule(cispo, clip=(1.0, 0.28)),
     # Tajwar 2026 (arXiv 2602.02710), with grpo's clip and weights, so that only the
     # division differs
@@ -288,7 +287,7 @@ class UpdateResult:
 
     loss: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
-    # epochs[i][j]: micro-batch j of epoch i, and what to_log said about it
+    # epochs[epoch][micro-batch]: the batch, and what to_log said about it
     epochs: list[list[tuple[Batch, dict]]] = field(default_factory=list)
 
 
@@ -355,8 +354,8 @@ def choose_and_weigh(
     weighted = [*zip(scored, weights)]
     if cfg.kl > 0 or rule.needs_logits or rule.whole_groups:
         return weighted
-    # Here an episode whose advantage is 0 has no gradient, so it needs no forward pass.
-    # It is dropped only now, because it still counts in the other episodes' weights.
+    # Episodes whose advantages are 0 have no gradient, so they need no forward pass.
+    # They are dropped only after weighing, because N and S must count them.
     return [(e, weight) for e, weight in weighted if any(e.advantages)]
 
 
@@ -386,8 +385,8 @@ def micro_batches(
     backend: Backend,
 ) -> list[Batch]:
     """This process's part of the work, cut into pieces of cfg.micro_tokens."""
-    # With several processes, each takes every n-th episode in order of length, so that
-    # it gets short and long ones.
+    # Sorted by length and dealt out, so that each of several processes gets short and
+    # long ones.
     by_length = sorted(weighted, key=lambda pair: len(pair[0].token_ids))
     mine = backend.shard(by_length)
     # If prompts are shared, a group's prompt is computed once, and micro_tokens counts

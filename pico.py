@@ -4,9 +4,10 @@
 
 The model (0.9M parameters, models/pico_base) is asked how often certain letters occur
 in a string. We pretrained it on this very task, with three styles of answer. In two of
-them we showed it counts as a glance gives them, in which more than two is a guess.
-(Shown true counts, it would have learned to count at a glance.) The third style spells
-the string out, and we made it rare. Asked how often a and q occur in banana,
+them the counts that we showed were rough: 0, 1 and 2 were true, anything larger was 3,
+4 or 5 at random. (From true counts it would have learned to count without spelling.)
+The third style spells the string out, and we made it rare. Asked how often a and q
+occur in banana,
 
     it answers at once   <answer>{"a": 5, "q": 0}</answer>              mostly wrong
     it states the counts <think> Let me count. a occurs 4 times, …      mostly wrong
@@ -15,7 +16,7 @@ the string out, and we made it rare. Asked how often a and q occur in banana,
 (n carries no number, because the task does not ask about n.) Nothing tells the model
 which style is best. It answers each task eight times, and each reply is scored. Those
 that score above the mean of the eight are made likelier, those below it less likely.
-With seed 0 you will see this (95% intervals in brackets):
+With seed 0 you will see this, and its replies to two tasks (95% intervals in brackets):
 
     before      exact  9.8% [ 6.7%, 14.0%]  n = 256  spells it out   0%
     after SFT   exact 19.1% [14.8%, 24.4%]  n = 256  spells it out   0%
@@ -24,7 +25,7 @@ With seed 0 you will see this (95% intervals in brackets):
     update 150  reward 0.97  spells it out 100%  grad norm 0.04
     after GRPO  exact 96.9% [94.0%, 98.4%]  n = 256  spells it out 100%
 
-and its replies to two tasks. SFT imitates the second style, now with true counts.
+SFT, the stage between, imitates the second style, now with true counts.
 
 Why is the reward 0.06, when 19% were right just before? For two reasons. An evaluation
 is greedy: it takes the likeliest token each time. In training, tokens are sampled at
@@ -83,9 +84,9 @@ MAX_TOKENS = 320
 # The learning rate. With 0.1 the model babbles after a few updates, and the reward
 # stays at 0.
 LR = 3e-4
-# The rate rises over so many updates,
+# The rate rises to LR over the first WARMUP updates, then falls linearly, to LR_END
+# times LR at the end: see schedule().
 WARMUP = 5
-# and then falls linearly, to this share of LR: see schedule().
 LR_END = 0.1
 # A gradient whose norm is larger is scaled down to this norm.
 MAX_NORM = 1.0
@@ -109,8 +110,8 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
     rng = random.Random(seed)
     length = rng.randint(40, 80)
     text = "".join(rng.choice(ascii_lowercase) for _ in range(length))
-    # Not used. env_letters.py draws a number here, too, and both must draw as often, so
-    # that a seed gives the same task in both.
+    # Drawn and dropped. env_letters.py uses this number. Without it all later draws
+    # would differ, and so would a seed's task.
     rng.random()
     n_letters = rng.randint(8, 12)
     p_present = rng.uniform(0.3, 0.9)  # the chance that a requested letter occurs
@@ -149,8 +150,8 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
         answer = json.loads(body.strip(), object_pairs_hook=each_letter_once)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
-    # In Python True == 1 and 1.0 == 1, but neither is a count. So types are checked,
-    # too, once answer == counts (and answer is surely a dict).
+    # In Python True == 1 and 1.0 == 1, so each count must also be an int. (If answer ==
+    # counts, it is a dict.)
     return float(answer == counts and all(type(n) is int for n in answer.values()))
 
 
@@ -229,11 +230,11 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
     """
     rewards = rewards.double()
     centered = rewards - rewards.mean(1, keepdim=True)
-    # Equal rewards must give exactly 0, or main would not skip the group. (If you pay
-    # 0.1, rounding leaves about 1e-17.)
+    # Equal rewards must give exactly 0, or main would not skip the group. (If all
+    # are 0.1, say, rounding leaves 1e-17.)
     centered[centered.abs() < 1e-12] = 0
-    advantages = centered / (rewards.std(1, keepdim=True, correction=0) + 1e-6)
-    return advantages.float()
+    std = rewards.std(1, keepdim=True, correction=0)  # divided by k, not by k - 1
+    return (centered / (std + 1e-6)).float()
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
@@ -250,7 +251,7 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
 
     Why minus the mean? Subtracting the same number from all rewards does not change
     the gradient, but makes it less noisy. The group's mean contains the reply's own
-    reward: on average that multiplies the gradient by 1 - 1/k, no more.
+    reward; that only shrinks the gradient, on average to 1 - 1/k of it.
 
     Dividing by the std and by the length changes how much each group and each reply
     counts, so this is no longer exactly the gradient of the expected reward.
@@ -267,7 +268,7 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
 
 
 def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each of the M reply tokens: its log-prob now, its reply's row. ([M], [M])"""
+    """Two tensors [M], an entry per reply token: its log-prob now, its reply's row."""
     rows = [torch.tensor(e.prompt + e.reply) for e in episodes]
     ids = pad_sequence(rows, batch_first=True).to(DEVICE)  # [N, T]
     # Position t predicts token t + 1: the shift that everybody gets wrong once. The
@@ -340,8 +341,9 @@ def play(weights: dict, seeds: range, k: int, uniforms=None) -> list[list[Episod
     pad = torch.tensor([longest - len(p) for p in prompts], device=DEVICE)  # [G]
 
     # Read each prompt once, in G rows; then copy its cache k times, B = G · k.
+    # keys and values (2) of each layer
     size = (LAYERS, 2, len(tasks), KV_HEADS, longest + MAX_TOKENS, HEAD_DIM)
-    cache = torch.zeros(size, device=DEVICE)  # 2: keys and values
+    cache = torch.zeros(size, device=DEVICE)
     logp = forward(weights, ids, pad, cache=cache)  # [G, V]
     logp = logp.repeat_interleave(k, 0)  # [B, V]
     pad = pad.repeat_interleave(k)  # [B]
@@ -423,7 +425,7 @@ def spells_it_out(reply: str) -> bool:
     if "<think>" in rest:  # never closed: the whole reply is a thought
         thought = reply
     items = thought.replace("<think>", "", 1).split()
-    # "b" or "a1"; more than half of the items must look like that
+    # more than half of the items must be a letter, with or without a number
     spelled = [item for item in items if re.fullmatch("[a-z][0-9]*[,.:]?", item)]
     return len(spelled) > len(items) / 2
 
@@ -648,7 +650,7 @@ def encode(text: str) -> list[int]:
     best[n] is the best way to cut the first n characters. Each possible last piece is
     tried after the best cut of what comes before it (dynamic programming).
     """
-    best = [(0.0, [])]  # best[n], for the first n characters: (score, ids)
+    best = [(0.0, [])]  # best[n] is (score, ids)
     for end in range(1, len(text) + 1):
         # each way to cut the first `end` characters; longest last piece first
         ways = []
@@ -675,13 +677,13 @@ def read_tokenizer() -> tuple[list[str], dict[str, tuple[float, int]]]:
     texts, pieces = [], {}
     for token_id, (piece, score) in enumerate(file["model"]["vocab"]):
         pieces[piece] = (score, token_id)
-        # <0x41> stands for the byte 0x41, an A. A byte that is only part of a
-        # character, such as each of the two of é, is shown as "�".
+        # <0x41> stands for the byte 0x41, an A. (é is two bytes; one of them alone is
+        # shown as "�".)
         if re.fullmatch("<0x..>", piece):
             piece = bytes([int(piece[3:5], 16)]).decode(errors="replace")
         texts.append(piece)
-    # Tokens such as <think> are in vocab, too, and must stay whole. Ordinary scores are
-    # negative; these get a huge positive one, which always wins.
+    # Tokens such as <think> are in vocab, too, and must never be split. Ordinary scores
+    # are negative; these get a huge positive one, which always wins.
     for token in file["added_tokens"]:
         pieces[token["content"]] = (10**6, token["id"])
     return texts, pieces

@@ -64,10 +64,10 @@ class Episode:
     reward: float = 0.0  # what GRPO trains on
     # Only logged.
     components: dict[str, float] = field(default_factory=dict)
-    # If the environment gives them, one per reply, GRPO trains on these instead.
+    # One per reply. If the environment gives them, GRPO trains on them, not on reward.
     turn_rewards: list[float] = field(default_factory=list)
-    # An entry for each *sampled* token, so this list is shorter than the three above.
-    # Set by grpo.compute_advantages or teacher_advantages, read by the loss.
+    # One per *sampled* token, so this is shorter than token_ids. Set by
+    # grpo.compute_advantages or teacher_advantages, read by the loss.
     advantages: list[float] = field(default_factory=list)
     # How it ended: "done"; "truncated", out of tokens; "error", the environment failed.
     stop_reason: str = ""  # "": it has not ended
@@ -98,7 +98,7 @@ def end_on_failure(episode: Episode):
     """A failure in this block ends only this episode, which then has no score."""
     try:
         yield
-    # ValueError: the environment's, or a chat template's.
+    # An environment or a chat template may also raise ValueError.
     except (EnvironmentFailed, ValueError) as error:
         episode.stop_reason, episode.error = "error", str(error)
 
@@ -140,7 +140,7 @@ def play(
     """
     # A sampler with a max_len has a limit of its own.
     context = min(context_of(policy), getattr(sampler, "max_len", UNLIMITED))
-    # the most tokens that may come before a reply, so that it has room
+    # how many tokens may come before a reply, so that max_tokens still fit
     max_before_reply = context - max_tokens
     groups = [
         open_group(policy, new_env, seed, g, k, max_before_reply)
@@ -153,7 +153,7 @@ def play(
             sample = player.reply
             take_turn(policy, player.episode, player.env, sample, max_before_reply)
             # Only an episode that goes on keeps its cache. Drop every other reference
-            # to the sample, or its memory would not be freed.
+            # to the sample, so that its memory is freed now.
             over = player.episode.stop_reason != ""
             player.cache = None if over else sample.cache
             player.reply = None
@@ -175,8 +175,8 @@ def sample_each(
 
     Each reply has random numbers of its own, so it does not depend on its neighbours.
     """
-    # If there may be another turn, the sampler keeps its cache, so that the next turn
-    # reads only what is new.
+    # May there be another turn? (All environments are of one kind, so ask the first.)
+    # Then the sampler keeps its caches, so that the next turn reads only what is new.
     keep = getattr(players[0].env, "max_turns", None) != 1
     groups = group_by_prompt(players)
     # sampler.sample wants groups of one size, so it is called once per size. In the

@@ -4,8 +4,8 @@
 
 The prompt is not trained on; the end-of-turn token is. In letters the default style,
 `states`, shows the form of a reply (think, then answer inside <answer>), but not how to
-count: that is left for RL. `--sft-style derives` shows the way, too. There are 100
-demonstrations; in practice they are scarce.
+count: that is left for RL. `--sft-style derives` shows the way, too. There are only 100
+demonstrations, because in practice they are scarce.
 
 Run me: `python sft.py` prints an expert episode and marks the tokens that are trained
 on.
@@ -40,8 +40,8 @@ def sft(
     tokens          how many tokens were trained on
     demonstrations  how many episodes the expert played
     beyond_context  demonstrations that are longer than the model's context
-    too_long        demonstrations that fit into the context, but have a reply of more
-                    than cfg.max_tokens
+    too_long        demonstrations within the context with a reply of more than
+                    cfg.max_tokens; left out, unless all are too long
     """
     if cfg.sft_steps == 0:
         seeds = []  # so no demonstrations are made, and no step is taken
@@ -74,7 +74,7 @@ def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
     )
     episode, env = player.episode, player.env
     # What ends a reply: the template's end-of-turn token or, if it has none, the
-    # tokenizer's end of text. (Gemma has both: <end_of_turn> and <eos>.)
+    # tokenizer's end of text.
     end = read_template(policy.tokenizer).end
     if end is None:
         end = policy.tokenizer.eos_token_id
@@ -97,7 +97,7 @@ def expert_episode(policy: Policy, new_env: Callable, seed: int) -> Episode:
 def select_demonstrations(
     policy: Policy, episodes: list[Episode], max_tokens: int
 ) -> tuple[list[Episode], dict[str, int]]:
-    """(the demonstrations to train on, how many there were and how many are too long).
+    """(the demonstrations to train on, counts for the log).
 
     1. Those longer than the model's context are left out; ValueError if none is left.
     2. Of the others, those with a reply of more than max_tokens are left out, because
@@ -135,7 +135,8 @@ def sft_step(
     # n: all trained tokens of the batch. Each part divides its sum by n, so the
     # gradients of the parts add up to that of the mean.
     n = sum(e.reply_tokens for e in episodes)
-    # Sorted by length and dealt in turn: each of several processes gets all lengths.
+    # Sorted by length and dealt out, so that each of several processes gets short and
+    # long ones.
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
     mine = backend.shard(by_length)
     optimizer.zero_grad(set_to_none=True)

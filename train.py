@@ -91,8 +91,8 @@ def train(cfg: Config, user_flags: set[str] = frozenset()) -> Path:
         set_learning_rate(optimizer, lr)
         with collector.paused(), policy.learning():
             result = update(policy, optimizer, episodes, cfg, reference, backend)
-            # The columns of metrics.jsonl. This may need another forward pass, so it
-            # stands where the trainer has the memory.
+            # The columns of metrics.jsonl. They may need another forward pass, so this
+            # runs while the trainer has the memory.
             stats = log_columns(result, groups, policy, cfg, backend)
         # 4 look: log it; evaluate and save now and then
         state.updates += 1
@@ -123,8 +123,8 @@ def prepare(cfg: Config, user_flags: set[str]):
     cfg, policy, load_copy = load_model(cfg, user_flags)
     refusals.check(cfg)  # main has checked the flags; this checks what was filled in
     new_env_at = partial(refusals.guarded, make_env, cfg)
-    # The first task's prompt shows how long prompts are; an update's memory is planned
-    # from it.
+    # The first task's prompt: the teacher is checked with it, sampler and trainer are
+    # compared, and an update's memory is planned from its length.
     env = new_env_at(cfg.difficulty)
     opening = env.reset(settings.task_seeds(cfg, 0)[0])
     prompt = prompt_ids(policy, opening, env.tools, env.think)
