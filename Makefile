@@ -71,11 +71,14 @@ PY := .venv-all/bin/python
 RUNS := runs
 SHOWCASE := results/showcase
 NOTEBOOK := docs/first_run.ipynb
+# README shows three of the charts that a run's own curves.png has.
+THREE_CHARTS = $(PY) -c "from pathlib import Path; from bookkeeping.report import collect, draw; run, _ = collect(Path('$(SHOWCASE)')); draw(Path('$(SHOWCASE)/curves.png'), ', '.join(f'{a} {b}' for a, b in run['facts'][:4]), run['charts'][:3])"
 showcase: .venv-all/installed
 	rm -rf $(RUNS)/showcase
 	$(PY) train.py --env letters --difficulty 6 --seed 0 --no-wandb --runs $(RUNS) --name showcase $(FLAGS)
 	mkdir -p $(SHOWCASE)
-	cd $(RUNS)/showcase && cp config.json metrics.jsonl evals.jsonl summary.json report.md report.html curves.png $(abspath $(SHOWCASE))
+	cd $(RUNS)/showcase && cp config.json metrics.jsonl evals.jsonl summary.json report.md report.html $(abspath $(SHOWCASE))
+	$(THREE_CHARTS)
 	$(if $(NOTEBOOK),$(PY) -m nbconvert --to notebook --execute --inplace $(NOTEBOOK))
 	$(if $(NOTEBOOK),sed -i 's|$(CURDIR)/||g' $(NOTEBOOK))
 
