@@ -76,8 +76,8 @@ TIERS = {
 }
 
 # The expert's styles of answer; SFT, the warm-up before RL, imitates one of them. The
-# style that the model's own reply resembles is its *habit*. (The pages say: it answers
-# at once, states the counts, spells it out.)
+# style that the model's own reply resembles is its *habit*. (In reports and on pages:
+# it answers at once, states the counts, spells it out.)
 STYLES = {
     "bare": "the answer alone",
     "states": "thinks, but only states the counts: the format without the algorithm",

@@ -312,7 +312,7 @@ def flat(
 
 
 LEAST = 5  # fewest values on each side of a step
-STEP = 4.0  # a step in the level is higher than so many standard errors: see since_step
+STEP = 4.0  # a step in the level is higher than this many standard errors (since_step)
 
 
 def biggest_step(values: np.ndarray) -> tuple[float, int]:

@@ -142,7 +142,7 @@ class Config:
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0
     # 0: the lag of --async-rollouts is fixed. Above 0, with --async-rollouts 1: the
-    # second process never waits, and batches more than so many updates old are dropped.
+    # second process never waits, and batches older than this, in updates, are dropped.
     # The lag then depends on speed, so such a run is not reproducible to the bit
     max_staleness: int = 0
     # after how many updates the sampler gets the new weights. 1: online. A fifth of all
@@ -212,7 +212,7 @@ MEDIUM = {
     "custom": (1e-4, 80, 128),
     "known": (1e-4, 80, 64),
 }
-RUN_HERE = (  # (up to so many parameters, settings, learning rate of SFT)
+RUN_HERE = (  # (the most parameters, settings, learning rate of SFT)
     (SMALL_MODEL, SMALL, 1e-4),
     (200e6, MEDIUM, 2e-4),
 )
@@ -221,7 +221,7 @@ RUN_HERE = (  # (up to so many parameters, settings, learning rate of SFT)
 # TRL: its page "LoRA Without Regret" (huggingface.co/docs/trl/lora_without_regret);
 # Tinker: tinker-cookbook. Warm-up and decay of the rate are as for small models.
 # (prime-rl's linear schedule has 10 steps of warm-up, Tinker's loop none.)
-RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
+RATES = (  # (the most parameters, lr of LoRA with alpha 64)
     # ten times the 3e-6 at which prime-rl trains all weights of a 0.6B (reverse-text).
     # For LoRA on that model TRL and prime-rl's own test have 5e-5, both with alpha 32
     (1e9, 3e-5),
@@ -440,7 +440,7 @@ def dev_seeds(cfg: Config) -> list[int]:
 
 
 def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
-    """n seeds, or fewer if there are fewer tasks: a file of rows has only so many."""
+    """n seeds, or fewer if there are fewer tasks: a file has only its rows."""
     most = make_env(cfg, 0).how_many(first) if env_kind(cfg.env) == "known" else n
     if most is None:  # a generator of tasks
         return known_tasks().different(cfg.env, first, n)
