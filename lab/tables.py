@@ -48,6 +48,10 @@ LABELS = {
         "what": "GRPO, every episode paid 0 or 1 by the toss of a coin (at 1e-5, a rate that moves "
         "nothing)"
     },
+    ("letters", "chance_fixed"): {
+        "what": "GRPO, every episode paid 0 or 1 by the toss of a coin, at 3e-5, where RL without a "
+        "baseline, truly rewarded, reaches 97%"
+    },
     ("letters", "star"): STAR,
     ("longer", "star"): STAR,
     ("real", "star"): {"what": "in place of GRPO: " + STAR["what"] + ", products in bfloat16"},
@@ -470,7 +474,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "letters",
             start="warm-up: 100 demonstrations that do not spell",
             sft_states="more SFT on the same demonstrations, as much work as RL",
-            rft="sample the warm-up model once, imitate what is right",
+            rft="sample only the warm-up model, imitate what is right",
             grpo="**RL after the warm-up**",
             sft_derives="100 demonstrations that spell, no RL",
         ),
@@ -809,7 +813,7 @@ TABLES: dict[str, Callable[[], str]] = {
         | KINDS,
     ),
     "why_kinds": lambda: made(
-        arms("real", "start", "grpo_bfloat16", "rft", "star", "true_answers"),
+        arms("real", "start", "grpo_bfloat16", "rft", "star", "true_answers", "way_start"),
         {
             "SmolLM2's sums, held out": "{what}",
             "seeds": seeds,
@@ -839,7 +843,7 @@ TABLES: dict[str, Callable[[], str]] = {
         {"SmolLM2-135M, letters apart": "{what}"}
         | COURSE
         | {
-            "where the best guess is wrong, each seed": beyond_the_guess,
+            "right among those that the best guess misses, before → after GRPO, each seed": beyond_the_guess,
             "held out, after GRPO": exact(),
             "held-out tasks": lambda arm: len(scores(arm)[0]),
         },
