@@ -715,6 +715,7 @@ TABLES: dict[str, Callable[[], str]] = {
         ".1%",
         rft="RFT",
         star="STaR",
+        frozen="frozen GRPO",
         grpo_bfloat16="GRPO",
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
@@ -775,6 +776,7 @@ TABLES: dict[str, Callable[[], str]] = {
                     "true_answers",
                     "rft",
                     "star",
+                    "frozen",
                     "grpo_64",
                 ),
             ),
@@ -802,6 +804,8 @@ TABLES: dict[str, Callable[[], str]] = {
         "points on SmolLM2's sums, products in bfloat16",
         "real",
         ("MaxRL minus GRPO", "maxrl_bfloat16", "grpo_bfloat16"),
+        ("A teacher minus GRPO", "teacher_bfloat16", "grpo_bfloat16"),
+        ("A teacher minus SFT on 1,280 answers", "teacher_bfloat16", "true_answers"),
     ),
     "recipe_sums": lambda: made(
         arms("real", "grpo_bfloat16", "maxrl_bfloat16", "teacher_bfloat16", "true_answers"),
@@ -813,7 +817,10 @@ TABLES: dict[str, Callable[[], str]] = {
         | KINDS,
     ),
     "why_kinds": lambda: made(
-        arms("real", "start", "grpo_bfloat16", "rft", "star", "true_answers", "way_start"),
+        arms(
+            "real",
+            *("start", "grpo_bfloat16", "rft", "star", "frozen", "true_answers", "way_start"),
+        ),
         {
             "SmolLM2's sums, held out": "{what}",
             "seeds": seeds,
@@ -827,6 +834,7 @@ TABLES: dict[str, Callable[[], str]] = {
         ("RFT minus GRPO", "rft", "grpo_bfloat16"),
         ("STaR minus GRPO", "star", "grpo_bfloat16"),
         ("STaR minus RFT", "star", "rft"),
+        ("frozen GRPO minus where all began", "frozen", "start"),
         ("GRPO with replies of up to 64 tokens minus GRPO", "grpo_64", "grpo_bfloat16"),
     ),
     "real_letters": lambda: made(  # SmolLM2's letters
