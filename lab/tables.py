@@ -834,6 +834,7 @@ TABLES: dict[str, Callable[[], str]] = {
         ("RFT minus GRPO", "rft", "grpo_bfloat16"),
         ("STaR minus GRPO", "star", "grpo_bfloat16"),
         ("STaR minus RFT", "star", "rft"),
+        ("frozen GRPO minus RFT", "frozen", "rft"),
         ("frozen GRPO minus where all began", "frozen", "start"),
         ("GRPO with replies of up to 64 tokens minus GRPO", "grpo_64", "grpo_bfloat16"),
     ),
