@@ -166,16 +166,17 @@ def is_constant(values: np.ndarray) -> bool:
     return len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, abs(values[0]))
 
 
-def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Interval:
+def alike(value: float, n: int, ends=(0.0, 1.0), z2: float = Z2) -> Interval:
     """The mean of n equal values (or of a single one): unseen values may still differ.
 
     Wilson's bound for 0 of n says how many may differ. They may be anything between the
     ends. If the value lies outside the ends, these are widened to twice the value.
+    z2: the square of the normal quantile; its default is that of 95%.
     """
     low, high = ends
     if not low <= value <= high:
         low, high = min(low, 2 * value), max(high, 2 * value)
-    others = Z2 / (n + Z2)  # the share of those that may differ
+    others = z2 / (n + z2)  # the share of those that may differ
     reach = (value - others * (value - low), value + others * (high - value))
     return Interval(value, *reach, n)
 

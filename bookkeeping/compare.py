@@ -192,7 +192,7 @@ def by_variance(
     total, rounding = sum(v for v, _ in parts), 1e-9 * max(1.0, abs(estimate))
     if total <= rounding**2:  # nothing varies: n equal differences are n equal signs
         p = 1.0 if abs(estimate) <= rounding else 0.5 ** (n - 1)
-        return metrics.alike(estimate, n, ends), p
+        return metrics.alike(estimate, n, ends, float(stats.chi2.ppf(level, 1))), p
     freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
     reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
@@ -255,12 +255,17 @@ def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
     if not lines or not lines[0]["reward"]:
         return []
     measures = [what for what in ("exact", "reward") if all(what in line for line in lines)]
-    measures += [what for what in PARTS if what in lines[0] and lines[0]["trained"]]
+    if lines[0]["trained"]:
+        measures += [what for what in PARTS if all(what in line for line in lines)]
     if not paid_alike(a, b) or all(line["reward"] == line.get("exact") for line in lines):
         measures.remove("reward")
     rows = []
     for what in measures:
-        difference, p, over = differ(*(table(of_arm, what) for of_arm in of_arms))
+        of_both = [table(of_arm, what) for of_arm in of_arms]
+        known = ~np.isnan(np.concatenate(of_both)).any(axis=0)  # [tasks]: all runs measured it
+        if not known.any():
+            continue
+        difference, p, over = differ(*(values[:, known] for values in of_both))
         rows.append(
             {
                 "a": a,

@@ -65,10 +65,13 @@ class Check:  # lab/claims.toml explains the fields
         """Are these units of a script? There are dozens of them, but at most LOOKS[-1] seeds."""
         return isinstance(self.rows, dict) or len(self.rows) > LOOKS[-1]
 
+    def interval(self, level: float = 0.95) -> Interval:
+        return interval(self.rows, level, self.most, 0.0 if self.share else None)
+
     @property
     def verdict(self) -> str:
         """More seeds may follow, so they are judged by a wider interval than the one shown."""
-        return verdict(self, interval(self.rows, 0.95 if self.of_units else LEVEL, self.most))
+        return verdict(self, self.interval(0.95 if self.of_units else LEVEL))
 
 
 def checks(name: str, beside: bool = False) -> list[Check]:
@@ -80,22 +83,25 @@ def checks(name: str, beside: bool = False) -> list[Check]:
 
 
 # ------------------------------------------------------------------------------- verdicts
-def interval(rows: list | dict, level: float = 0.95, most: float = 1.0) -> Interval:
+def interval(
+    rows: list | dict, level: float = 0.95, most: float = 1.0, least: float | None = None
+) -> Interval:
     """The mean of two or more seeds or units, with its interval.
 
     rows: a number per seed; or [tasks] per seed, the same tasks for all, also written as a sign per
     task ("-0+" is [-1, 0, 1]); or {"a": …, "b": …}, two independent samples, for a minus b. most:
-    how large a number can be, either way, if all values agree.
+    how large a number can be, if all values agree; least: how small, -most if not given.
 
         Var = Var_seeds(differences) / S + Var_tasks(difference averaged over seeds) / T
 
     with Student's t and Satterthwaite's degrees of freedom (1946). Variation within a run is
     counted in both terms, which errs on the safe side.
     """
+    ends = (-most if least is None else least, most)
     if isinstance(rows, dict):
         a, b = (np.asarray(rows[side], float) for side in "ab")
         parts, n = [variance_of_mean(a), variance_of_mean(b)], min(len(a), len(b))
-        return by_variance(float(a.mean() - b.mean()), parts, n, (-most, most), level)[0]
+        return by_variance(float(a.mean() - b.mean()), parts, n, ends, level)[0]
     signs = lambda row: ["-0+".index(sign) - 1.0 for sign in row]
     rows = np.array([signs(row) if isinstance(row, str) else row for row in rows], float)
     means = rows.reshape(len(rows), -1).mean(axis=1)
@@ -103,7 +109,7 @@ def interval(rows: list | dict, level: float = 0.95, most: float = 1.0) -> Inter
     if rows.ndim > 1:
         parts.append(variance_of_mean(rows.mean(axis=0)))
     # rows.shape[-1]: if all seeds agree in all tasks, the tasks say how sure that is
-    return by_variance(float(means.mean()), parts, rows.shape[-1], (-most, most), level)[0]
+    return by_variance(float(means.mean()), parts, rows.shape[-1], ends, level)[0]
 
 
 def verdict(check: Check, i: Interval) -> str:
@@ -143,7 +149,7 @@ def measured(check: Check) -> str:
     A share is at most 1, and a difference of two shares at most 100 points. Student's t does not
     know that, so the interval ends there.
     """
-    i = interval(check.rows, most=check.most)
+    i = check.interval()
     i = i.within(0.0, 1.0) if check.share else i
     i = i.within(-1.0, 1.0) if check.unit == " points" else i
     sign = "+" if " minus " in check.text or "gain" in check.text else ""

@@ -138,14 +138,17 @@ def scores(arm: dict, measure: str = "exact", how: str = "greedy", world: str = 
     return [numbers(way.get(how, next(iter(way.values())))[measure]) for way in ways]
 
 
-def over(rows: list, level: float = 0.95) -> metrics.Interval:
-    """The mean of [seeds][tasks], its interval over seeds and tasks; for one policy, over tasks."""
-    return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows, level)
+def over(rows: list, level: float = 0.95, least: float = -1.0) -> metrics.Interval:
+    """The mean of [seeds][tasks], its interval over seeds and tasks; for one policy, over tasks.
+
+    least: how small a value can be, if all are equal.
+    """
+    return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows, level, least=least)
 
 
 def percent(rows: list, digits: int = 1) -> str:
     """The share of right answers; its interval stays between 0 and 1."""
-    return over(rows).within(0.0, 1.0).percent(digits)
+    return over(rows, least=0.0).within(0.0, 1.0).percent(digits)
 
 
 def less(ours: list, theirs: list, level: float = 0.95) -> metrics.Interval:
@@ -353,9 +356,9 @@ def median(key: str, form: str) -> Cell:
     return lambda arm: format(np.median([seed[key] for seed in arm["seeds"]]), form)
 
 
-def gained(arm: dict) -> list:
-    """[seeds][tasks] of development tasks: at the end minus after SFT."""
-    return [a - b for a, b in zip(of_seeds(arm, "final"), of_seeds(arm, "after_sft"))]
+def gained(arm: dict, level: float = 0.95) -> metrics.Interval:
+    """On development tasks: at the end minus after SFT."""
+    return less(of_seeds(arm, "final"), of_seeds(arm, "after_sft"), level)
 
 
 def per_seed(ours: list, theirs: list) -> str:
@@ -378,7 +381,7 @@ COURSE: dict[str, Cell] = {  # development tasks before and after GRPO
     "seeds": seeds,
     "after SFT": lambda arm: percent(of_seeds(arm, "after_sft")),
     "after GRPO": lambda arm: percent(of_seeds(arm, "final")),
-    "gained": lambda arm: over(gained(arm), arm["level"]).points(),
+    "gained": lambda arm: gained(arm, arm["level"]).points(),
     "n": lambda arm: len(of_seeds(arm, "final")[0]),
 }
 
@@ -752,7 +755,7 @@ TABLES: dict[str, Callable[[], str]] = {
         arms("letters", "no_think", "no_think_partial"),
         {
             "150 updates, development tasks": "{what}",
-            "gain over SFT": lambda arm: over(gained(arm)).points(),
+            "gain over SFT": lambda arm: gained(arm).points(),
             "each seed": lambda arm: per_seed(of_seeds(arm, "final"), of_seeds(arm, "after_sft")),
         },
     ),
@@ -786,7 +789,7 @@ TABLES: dict[str, Callable[[], str]] = {
         arms("real", "grpo", "grpo_more", "way_grpo"),
         {
             "245 development tasks": "{what}",
-            "minus after SFT": lambda arm: over(gained(arm)).points(),
+            "minus after SFT": lambda arm: gained(arm).points(),
             "each seed": lambda arm: per_seed(of_seeds(arm, "final"), of_seeds(arm, "after_sft")),
         },
     ),
@@ -869,7 +872,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "seeds": seeds,
             "after SFT: mean reward": lambda arm: over(of_seeds(arm, "after_sft")).text(),
             "after GRPO": lambda arm: over(of_seeds(arm, "final")).text(),
-            "gained": lambda arm: over(gained(arm)).signed(),
+            "gained": lambda arm: gained(arm).signed(),
             "n": lambda arm: len(of_seeds(arm, "final")[0]),
             "held out, after GRPO": reward(),
             "both turns perfect": exact(),
@@ -996,7 +999,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "gain of GRPO": lambda arm: less(
                 of_seeds(arm, "held_out"), of_seeds(arm, "held_out_sft")
             ).points(),
-            "the same on development tasks": lambda arm: over(gained(arm)).points(),
+            "the same on development tasks": lambda arm: gained(arm).points(),
             "seeds": seeds,
         },
     ),

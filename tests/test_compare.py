@@ -138,6 +138,12 @@ def test_the_variance_of_seeds_and_tasks_against_welch():
     assert (difference.low, difference.high) == pytest.approx(welch.confidence_interval(0.95))
 
 
+def test_where_nothing_varies_the_interval_still_has_its_level():
+    ends = lambda level: compare.by_variance(0.0, [(0.0, 2)], 100, level=level)[0]
+    assert ends(0.95).high == pytest.approx(metrics.proportion(0, 100).high)
+    assert ends(0.99).high == pytest.approx(6.635 / (100 + 6.635), rel=1e-3)
+
+
 def test_the_bound_on_p_is_never_below_the_exact_p():
     """Every flip of few values, against what is said after no flip at all came as far."""
     rng = np.random.default_rng(0)
@@ -249,6 +255,13 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(write):
     }
     text = (compare.main(folders) / "compare.md").read_text()
     assert "Mean reward at the end, with 95% intervals" in text and "9.000" not in text
+    # A measure that one arm lacks is not compared, nor a task in which an episode lacks it.
+    old = swarm_lines(base + 0.05)
+    old = [{what: x for what, x in line.items() if what != "diversity"} for line in old]
+    old[0]["quality"] = [None, *[0.5] * 98, 0.6]
+    rows = rows_of(folders[0], write("old", old, env="swarm", lr=1.0))
+    assert [row["what"] for row in rows] == ["reward", "payoff", "quality", "reward"]
+    assert rows[2]["difference"].n == 99 and rows[2]["p"] == 1.0
     other = write("c", swarm_lines(base), env="swarm", set=["reputation=0.5"])
     assert [row["what"] for row in rows_of(folders[0], other)] == ["payoff", "quality", "diversity"]
 

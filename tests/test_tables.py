@@ -54,6 +54,13 @@ def test_an_interval_over_seeds_and_tasks_by_hand():
     assert np.allclose((found.mean, found.low, found.high), (0.625, 0.625 - reach, 0.625 + reach))
     assert tables.percent(rows) == f"62.5% [{max(0, 62.5 - 100 * reach):.1f}, 100.0]"
     assert tables.over(rows[:1]) == metrics.mean(rows[0]), "of one policy: over tasks"
+    wilson = metrics.proportion(32, 32).percent()
+    assert tables.percent([[1] * 32] * 3) == wilson, "if all is right, as if it were one seed"
+
+
+def test_what_was_gained_in_one_seed_is_a_difference_and_no_share():
+    arm = {"seeds": [{"after_sft": "0" * 20, "final": "0" * 5 + "1" * 15}]}
+    assert tables.gained(arm) == metrics.gain([0] * 20, [0] * 5 + [1] * 15)
 
 
 def test_digits_are_short_and_differences_are_paired_by_seed_and_task():
