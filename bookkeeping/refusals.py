@@ -225,14 +225,14 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ),
     (
         "k",
-        lambda c, x: x is not None and x < 2 and c.baseline in ("group", "best"),
+        lambda c, x: x is not None and x < 2 and c.baseline in ("group", "best") and not c.teacher,
         "must be at least 2: a group of one has no baseline, so every advantage would be 0; or use "
         "--baseline batch",
     ),
     ("k", number(lambda x: x >= 1), "must be at least 1"),
     (
         "k",
-        lambda c, x: c.baseline == "batch" and (c.k or 0) * (c.num_tasks or 0) == 1,
+        lambda c, x: c.baseline == "batch" and c.k == c.num_tasks == 1 and not c.teacher,
         "a batch of one episode has no baseline; use --num-tasks 2 or more",
     ),
     (

@@ -27,6 +27,7 @@ import metrics
 from batch import collate
 from bookkeeping import doctor, records, report, settled
 from bookkeeping import folder as run_folder
+from bookkeeping.refusals import is_stale
 from evaluate import eval_line, eval_sets, headline, summarize, without_failed
 from fast import parallel
 from fast.ahead import SECONDS
@@ -146,6 +147,9 @@ class Run:
         with records.foreign(self.saved):
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
+            done = self.state.updates
+            lines = records.lines(self.home / "metrics.jsonl")
+            self.lines = [line for line in lines if line["update"] <= done]
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
         self.lines = parallel.broadcast(records.lines(self.folder / "metrics.jsonl"))
@@ -187,7 +191,7 @@ class Run:
                 "start anew",
             ),
             (
-                state.updates % cfg.sync_every,
+                state.updates % cfg.sync_every and not self.finished(),
                 f"the weights that sampled update {state.updates} are not kept (--sync-every "
                 f"{cfg.sync_every}); start anew",
             ),
@@ -619,12 +623,18 @@ def reading_guide(cfg: Config) -> str:
 
 def healthy(cfg: Config) -> str:
     """Which ratio and loss are healthy."""
-    if cfg.epochs > 1 or cfg.async_rollouts:
+    if is_stale(cfg):
         return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
-    if cfg.loss in ("grpo", "gspo") and cfg.baseline in ("group", "batch") and not cfg.kl:
+    if cfg.teacher:
+        return (
+            "a ratio of 1.000 is healthy, and a falling loss: it estimates the KL to the teacher"
+        )
+    fresh = not cfg.async_rollouts and cfg.sync_every == 1
+    compared = cfg.loss in ("grpo", "gspo") and cfg.baseline in ("group", "batch")
+    if fresh and compared and not cfg.kl:
         return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
-    # dr_grpo and dapo weight by length; the value of a log-prob is nowhere near 0, nor
-    # is a KL term
+    # dr_grpo and dapo weight by length, old samples by --importance; the value of a log-prob is
+    # nowhere near 0, nor is a KL term
     return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
 
 

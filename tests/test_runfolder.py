@@ -209,3 +209,21 @@ def test_a_checkpoint_that_is_due_waits_for_the_sampler_s_new_weights(
     for run.state.updates in range(1, 31):
         found += [run.state.updates] * run.checkpoint_due()
     assert found == saved
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ({}, "a loss near 0 and a ratio of 1.000 are healthy on-policy"),
+        ({"epochs": 2}, "the ratio leaves 1.000 here"),
+        ({"sync_every": 2, "importance": "clip"}, "the ratio leaves 1.000 here"),
+        (
+            {"async_rollouts": 1, "importance": "sequence"},
+            "a ratio of 1.000 is healthy on-policy, any",
+        ),
+        ({"teacher": "pico_base"}, "a ratio of 1.000 is healthy, and a falling loss"),
+        ({"loss": "dapo"}, "a ratio of 1.000 is healthy on-policy, any loss is"),
+    ],
+)
+def test_the_guide_says_which_ratio_and_loss_are_healthy_with_these_flags(flags, said):
+    assert run_records.reading_guide(Config(**flags)).startswith(said)

@@ -174,6 +174,8 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
         assert any(begins in said for said in heard), why
     for fine in ({"k": 1, "baseline": "batch"}, {"updates": 0}, {"until_converged": True}):
         refusals.check(Config(**fine))
+    # A teacher judges each token: no group is needed.
+    refusals.check(Config(k=1, num_tasks=1, teacher="pico_long"))
     refusals.check(Config(loss="reinforce", async_rollouts=1, importance="sequence"))
 
 

@@ -211,6 +211,24 @@ train.update = update
         check_equal(cut, whole)
 
 
+def test_a_run_killed_after_its_last_update_ends_between_two_syncs_and_goes_no_further(tmp_path):
+    """With --sync-every 2 the third update's weights are saved, although they sampled nothing."""
+    code = """
+real = train.evaluate_stage
+def evaluate(*given):
+    return sys.exit(9) if given[-1] == "final" else real(*given)
+train.evaluate_stage = evaluate
+"""
+    flags = (*ONE_TIER, "--sync-every", 2, "--runs", tmp_path, "--name", "cut")
+    assert run(*flags, code=code).returncode == 9
+    cut = tmp_path / "cut"
+    done = run("--resume", cut, "--updates", 4)
+    assert done.returncode == 1 and "that sampled update 3 are not kept" in done.stderr
+    assert run("--resume", cut).returncode == 0
+    assert [line["update"] for line in lines(cut / "metrics.jsonl")] == [1, 2, 3]
+    assert lines(cut / "evals.jsonl")[-1]["stage"] == "final"
+
+
 def test_from_a_damaged_checkpoint_the_run_goes_back_to_the_one_before(whole, tmp_path):
     hurt = shutil.copytree(whole, tmp_path / "hurt")
     (hurt / WEIGHTS).write_bytes((hurt / WEIGHTS).read_bytes()[:-1] + b"?")
