@@ -626,9 +626,7 @@ def healthy(cfg: Config) -> str:
     if is_stale(cfg):
         return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
     if cfg.teacher:
-        return (
-            "a ratio of 1.000 is healthy, and a falling loss: it estimates the KL to the teacher"
-        )
+        return "a ratio of 1.000 is healthy, and a falling loss: it estimates the KL to the teacher"
     fresh = not cfg.async_rollouts and cfg.sync_every == 1
     compared = cfg.loss in ("grpo", "gspo") and cfg.baseline in ("group", "batch")
     if fresh and compared and not cfg.kl:

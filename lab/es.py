@@ -101,7 +101,7 @@ def evolution(flags: str, seed: int, sigma: float, lr: float) -> tuple[Callable,
         return sum(e.reward for e in episodes) / len(episodes)
 
     while sum(tokens) < cfg.sampled_tokens:
-        evolve(policy, earn, number, sigma, lr)
+        evolve(policy, earn, 100_000 * seed + number, sigma, lr)  # each seed has its own noise
         number += 1
     return played, {"sampled": sum(tokens), "trained": 0}
 

@@ -21,6 +21,16 @@ def test_evolution_strategies_climb_without_a_gradient(load):
     assert all(p.grad is None for p in policy.trainable().values())
 
 
+def test_each_seed_perturbs_in_directions_of_its_own(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(es, "sft", lambda *given: None)  # its SFT is not what is looked at
+    monkeypatch.setattr(es, "move", lambda policy, noise, step: drawn.append(noise))
+    flags = "--env letters --difficulty 1 --max-tokens 4 --sampled-tokens 1"
+    for seed in (0, 1):
+        es.evolution(flags, seed, sigma=0.01, lr=0.01)
+    assert len(drawn) == 2 * 3 * es.MEMBERS and len({*drawn}) == 2 * es.MEMBERS
+
+
 def test_equal_rewards_leave_the_weights_as_they_were(load):
     policy = load("qwen3", 4, awake=True)
     before = snapshot(policy)
