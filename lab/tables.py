@@ -390,9 +390,11 @@ def right(title: str, rows: list[dict]) -> str:
     """A table of what arms get exactly right; its head says how many tasks and seeds."""
     [n] = {len(scores(arm)[0]) for arm in rows}
     n_seeds = max(len(arm["seeds"]) for arm in rows)  # an arm with fewer says so
+    cell = exact()
+    as_its_name = lambda arm: f"**{cell(arm)}**" if arm["what"].startswith("**") else cell(arm)
     return made(
         rows,
-        {title: "{what}", f"right, {n} held-out tasks, {n_seeds} seeds": bold(exact())},
+        {title: "{what}", f"right, {n} held-out tasks, {n_seeds} seeds": as_its_name},
     )
 
 
@@ -483,12 +485,12 @@ TABLES: dict[str, Callable[[], str]] = {
         ),
     ),
     "sums": lambda: right(  # SmolLM2: the same question
-        "sums, SmolLM2-135M",
+        "sums, SmolLM2-135M, 4-bit weights",
         stages(
             "real",
             start="warm-up: 100 answers",
             more_sft="the same answers for longer",
-            grpo="**RL after the warm-up**",
+            grpo="RL after the warm-up",
             true_answers="SFT on answers to as many questions as RL saw (3 seeds, bfloat16)",
             way_start="100 worked examples, no RL; longer replies",
         ),
