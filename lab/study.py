@@ -14,11 +14,12 @@ and a run that was cut off continues. lab/tables.py makes the pages' tables from
 
     {"seed": 0, "held_out": {WORLD: {"greedy": {"exact": "0110…"}, "sampled": …}},
      "development": {"after_sft": "0100…", "final": "0110…"}, "work": 2.4, "seconds": 455.0,
-     "tokens": {"sampled": 1197663, "read": …, "trained": …, "sft": …}, "machine": …, "commit": …}
+     "tokens": {"sampled": 1197663, "read": …, "trained": …, "sft": …}, "machine": …, "commit": …,
+     "mismatch": 0.008, "clip_fraction": 0.004}
 
 A string has a digit per task, a list a number. Work is millions of tokens of replies: once when
 sampled, three times (forward and backward) when trained. Prompts are in "read" alone. (Older seeds
-have neither tokens nor machine nor commit.)
+lack tokens and all that follows.)
 
 An arm may be played by another model, behind an OpenAI-compatible endpoint (`player`). It plays
 greedily, and its replies may be as long as a policy's of that table.
@@ -68,6 +69,8 @@ ARM = {
 }
 # With --max-staleness these are kept of each update: they say what speed made of the lag.
 SPEED = ("off_policy_steps", "batches_dropped", "seconds_wait", "seconds_train")
+# Means over updates: nats between sampler and trainer at a sampled token, the share that is clipped.
+OFF = ("mismatch", "clip_fraction")
 SHARED = 2048  # micro_tokens of runs that share a card: 17 of SmolLM2 took 39 of 80 GB
 KEEPING = threading.Lock()  # arms that grow at the same time write to one file
 
@@ -90,7 +93,9 @@ def outcome(folder: Path, measure: str) -> dict:
     """What a finished run reports: development tasks, work, seconds."""
     summary = json.loads((folder / "summary.json").read_text())
     tokens = summary["tokens"]
-    free = [line for line in records.lines(folder / "metrics.jsonl") if "batches_dropped" in line]
+    lines = records.lines(folder / "metrics.jsonl")
+    free = [line for line in lines if "batches_dropped" in line]
+    means = {name: [line[name] for line in lines if name in line] for name in OFF}
     return {
         "development": {
             line["stage"]: digits(line[measure])
@@ -103,6 +108,7 @@ def outcome(folder: Path, measure: str) -> dict:
         "machine": summary["machine"]["device"],
         "commit": summary["machine"]["commit"],
         **{name: [line[name] for line in free] for name in SPEED if free},
+        **{name: sum(values) / len(values) for name, values in means.items() if values},
     }
 
 

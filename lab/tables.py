@@ -1483,6 +1483,9 @@ TABLES |= {
             "tokens clipped": lambda arm: (
                 f"{np.mean([s['clip_fraction'] for s in arm['seeds']]):.1%}"
             ),
+            "sampler and trainer differ by, nats": lambda arm: (
+                f"{np.mean([s['mismatch'] for s in arm['seeds']]):.4f}"
+            ),
         },
     ),
     "presets": lambda: made(  # memory and time of published runs, on paper

@@ -84,6 +84,8 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
         (folder / "summary.json").write_text(json.dumps(summary))
         final = {"stage": "final", "trained": True, "exact": [1] * right + [0] * (4 - right)}
         write_lines(folder / "evals.jsonl", [final])
+        off = [{"mismatch": 0.25, "clip_fraction": 0.5}, {"mismatch": 0.75, "clip_fraction": 0.0}]
+        write_lines(folder / "metrics.jsonl", off)
 
     held = lambda table, arm, flags, folder, seed: {"greedy": {"exact": f"{'--b' not in flags:d}"}}
     put(monkeypatch, study, train=train, play_world=held)
@@ -100,6 +102,7 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(tmp_path, mon
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
     assert [seed["held_out"]["tier 6"]["greedy"]["exact"] for seed in arm["seeds"]] == ["0", "0"]
     assert arm["seeds"][0]["work"] == 1 + 3 * 0.2
+    assert (arm["seeds"][0]["mismatch"], arm["seeds"][0]["clip_fraction"]) == (0.5, 0.25)
     made_up.grow("swept", 99)
     again = made_up.kept("swept")["seeds"]
     assert again[:2] == arm["seeds"] and [seed["seed"] for seed in again] == [0, 1, 2]
