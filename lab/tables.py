@@ -61,6 +61,9 @@ LABELS = {
         "what": "in place of GRPO: RL without a baseline (REINFORCE on right answers), resampled "
         "in every update"
     },
+    ("real", "clip_bfloat16"): {
+        "what": "GRPO in bfloat16, but fresh samples are clipped (`--importance clip`)"
+    },
     ("real", "way_start"): {
         "what": "50 steps of SFT on 100 answers with the way to them (its replies may have 64 "
         "tokens, GRPO's 16)"
@@ -777,6 +780,7 @@ TABLES: dict[str, Callable[[], str]] = {
                     "grpo_more",
                     "way_grpo",
                     "maxrl_bfloat16",
+                    "clip_bfloat16",
                     "teacher_bfloat16",
                     "true_answers",
                     "rft",
@@ -811,6 +815,11 @@ TABLES: dict[str, Callable[[], str]] = {
         ("MaxRL minus GRPO", "maxrl_bfloat16", "grpo_bfloat16"),
         ("A teacher minus GRPO", "teacher_bfloat16", "grpo_bfloat16"),
         ("A teacher minus SFT on 1,280 answers", "teacher_bfloat16", "true_answers"),
+    ),
+    "clip_sums": lambda: pairs(
+        "points on SmolLM2's sums, two CPU cores, products in bfloat16",
+        "real",
+        ("`--importance clip` minus `token`", "clip_bfloat16", "grpo_bfloat16"),
     ),
     "recipe_sums": lambda: made(
         arms("real", "grpo_bfloat16", "maxrl_bfloat16", "teacher_bfloat16", "true_answers"),
@@ -1475,6 +1484,7 @@ TABLES |= {
             "real",
             grpo="two CPU cores, float32, `--importance clip`",
             grpo_bfloat16="two CPU cores, products in bfloat16, `--importance token`",
+            clip_bfloat16="two CPU cores, products in bfloat16, `--importance clip`",
         ),
         {"SmolLM2's sums on an H200": "{what}"}
         | COURSE
