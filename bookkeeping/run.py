@@ -147,9 +147,9 @@ class Run:
         with records.foreign(self.saved):
             self.state = State(**state)
             self.began -= self.state.seconds["total"]
-            done = self.state.updates
-            lines = records.lines(self.home / "metrics.jsonl")
-            self.lines = [line for line in lines if line["update"] <= done]
+            done, log = self.state.updates, self.home / "metrics.jsonl"
+            with records.foreign(log):
+                self.lines = [line for line in records.lines(log) if line["update"] <= done]
             self.refuse()
         run_folder.trim(self.folder, self.state.updates)
         self.lines = parallel.broadcast(records.lines(self.folder / "metrics.jsonl"))
