@@ -64,6 +64,10 @@ LABELS = {
     ("real", "clip_bfloat16"): {
         "what": "GRPO in bfloat16, but fresh samples are clipped (`--importance clip`)"
     },
+    ("real", "own_bfloat16"): {
+        "what": "in place of GRPO: REINFORCE on right answers, resampled in every update, products "
+        "in bfloat16"
+    },
     ("real", "way_start"): {
         "what": "50 steps of SFT on 100 answers with the way to them (its replies may have 64 "
         "tokens, GRPO's 16)"
@@ -724,6 +728,7 @@ TABLES: dict[str, Callable[[], str]] = {
         rft="RFT",
         star="STaR",
         frozen="frozen GRPO",
+        own_bfloat16="REINFORCE",
         grpo_bfloat16="GRPO",
     ),
     "razor": lambda: made(  # how far each has moved, and what it has forgotten
@@ -781,6 +786,7 @@ TABLES: dict[str, Callable[[], str]] = {
                     "way_grpo",
                     "maxrl_bfloat16",
                     "clip_bfloat16",
+                    "own_bfloat16",
                     "teacher_bfloat16",
                     "true_answers",
                     "rft",
@@ -833,7 +839,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "why_kinds": lambda: made(
         arms(
             "real",
-            *("start", "grpo_bfloat16", "rft", "star", "frozen", "true_answers", "way_start"),
+            *("start", "grpo_bfloat16", "own_bfloat16", "rft", "star", "frozen"),
+            *("true_answers", "way_start"),
         ),
         {
             "SmolLM2's sums, held out": "{what}",
@@ -847,7 +854,9 @@ TABLES: dict[str, Callable[[], str]] = {
         ("SFT on the answers of 1,280 questions minus GRPO", "true_answers", "grpo_bfloat16"),
         ("RFT minus GRPO", "rft", "grpo_bfloat16"),
         ("STaR minus GRPO", "star", "grpo_bfloat16"),
+        ("REINFORCE minus GRPO", "own_bfloat16", "grpo_bfloat16"),
         ("STaR minus RFT", "star", "rft"),
+        ("REINFORCE minus RFT", "own_bfloat16", "rft"),
         ("frozen GRPO minus RFT", "frozen", "rft"),
         ("frozen GRPO minus where all began", "frozen", "start"),
         ("GRPO with replies of up to 64 tokens minus GRPO", "grpo_64", "grpo_bfloat16"),
