@@ -68,6 +68,11 @@ LABELS = {
         "what": "in place of GRPO: REINFORCE on right answers, resampled in every update, products "
         "in bfloat16"
     },
+    ("real", "rft"): {
+        "what": "in place of GRPO: samples of where it begins, drawn once, and SFT on the right ones "
+        "(RFT, at 1e-3), products in bfloat16"
+    },
+    ("real", "rft_slower"): {"what": "RFT at 3e-4, products in bfloat16"},
     ("real", "way_start"): {
         "what": "50 steps of SFT on 100 answers with the way to them (its replies may have 64 "
         "tokens, GRPO's 16)"
@@ -790,6 +795,7 @@ TABLES: dict[str, Callable[[], str]] = {
                     "teacher_bfloat16",
                     "true_answers",
                     "rft",
+                    "rft_slower",
                     "star",
                     "frozen",
                     "grpo_64",
@@ -839,7 +845,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "why_kinds": lambda: made(
         arms(
             "real",
-            *("start", "grpo_bfloat16", "own_bfloat16", "rft", "star", "frozen"),
+            *("start", "grpo_bfloat16", "own_bfloat16", "rft", "rft_slower", "star", "frozen"),
             *("true_answers", "way_start"),
         ),
         {
@@ -853,10 +859,11 @@ TABLES: dict[str, Callable[[], str]] = {
         "real",
         ("SFT on the answers of 1,280 questions minus GRPO", "true_answers", "grpo_bfloat16"),
         ("RFT minus GRPO", "rft", "grpo_bfloat16"),
+        ("RFT at 3e-4 minus GRPO", "rft_slower", "grpo_bfloat16"),
         ("STaR minus GRPO", "star", "grpo_bfloat16"),
         ("REINFORCE minus GRPO", "own_bfloat16", "grpo_bfloat16"),
-        ("STaR minus RFT", "star", "rft"),
-        ("REINFORCE minus RFT", "own_bfloat16", "rft"),
+        ("STaR minus RFT, both at 3e-4", "star", "rft_slower"),
+        ("REINFORCE minus RFT, both at 3e-4", "own_bfloat16", "rft_slower"),
         ("frozen GRPO minus RFT", "frozen", "rft"),
         ("frozen GRPO minus where all began", "frozen", "start"),
         ("GRPO with replies of up to 64 tokens minus GRPO", "grpo_64", "grpo_bfloat16"),
